@@ -1,0 +1,1 @@
+"""Block hashing, the fold of events into state, the match of a prompt, and one adapter per store."""

@@ -1,0 +1,326 @@
+"""The hit rule: what an engine would reuse of a prompt, from where its blocks are; pure.
+
+DESIGN 4.7. An engine reuses the longest L, a multiple of its alignment and below the prompt's length, on which all
+of its cache groups agree: a full group needs every block of [0, L), a window of w tokens the blocks that cover the
+last w - 1 before L, a recurrent state a checkpoint that ends exactly at L.
+
+Source: vLLM v1/core/single_type_kv_cache_manager.py and kv_cache_coordinator.py (find_longest_cache_hit),
+distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and v1/simple_kv_offload/manager.py
+(get_num_new_matched_tokens), 0.12 to 0.32; SGLang: engines/other-engines.md 1.5 and 1.7.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from math import lcm
+from typing import NamedTuple
+
+import msgspec
+
+from schemas.profiles import TIERS, GroupClass, Profile, Tier, class_bits
+
+
+class Run(NamedTuple):
+    """Consecutive blocks of a prompt's chain with one residency on one holder."""
+
+    start: int  # block
+    length: int  # blocks
+    residency: int  # bits of the profile's pairs, never 0
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """The unbroken run that one holder's engine would reuse."""
+
+    tokens: int
+    by_tier: dict[Tier, int]  # tokens, summing to `tokens`; a block counts under its fastest tier
+    upper_bound: bool = False  # the engine does not report all that it needs
+
+
+NOTHING = Reach(0, {})
+
+
+class ClassRule(NamedTuple):
+    """One group class as the match needs it."""
+
+    kind: str
+    block: int  # tokens
+    window: int  # tokens; 1 where the class has none
+    tier_bits: tuple[tuple[int, int], ...]  # (bit, position in TIERS), fastest first
+
+
+class LowerRule(NamedTuple):
+    """How vLLM's connectors continue a device hit from a lower tier."""
+
+    chunk: int  # blocks that are loaded together
+    last_token: str  # whether a load may cover the prompt's last token, and whether that is counted
+
+
+class Rules(NamedTuple):
+    """A profile as the match needs it."""
+
+    unit: int
+    alignment: int  # tokens
+    classes: tuple[ClassRule, ...]
+    drop: int  # tokens that speculative decoding takes from every hit
+    drop_ahead: bool  # the dropped block may be the prompt's last
+    lower: LowerRule | None  # None: tiers alternate along a run
+    gap: int  # blocks in a row without any residency that a hit may still go past
+    upper_bound: bool
+    credit: bool
+
+
+ANY_GAP = (1 << 31) - 1
+
+
+def make_rules(profile: Profile) -> Rules:
+    """Return what the match needs of a profile."""
+    bits = class_bits(profile.pairs)
+    drop = 0
+    if profile.drafting in ("drop_unit", "drop_unit_ahead"):
+        drop = max((group.block_size for group in profile.groups), default=profile.unit)
+    silent = {group.group_class for group in profile.groups} - set(bits)
+    lower = None
+    if profile.tier_walk == "device_then_lower":
+        host = profile.tier("host")
+        lower = LowerRule(host.chunk, host.last_token)
+    return Rules(
+        unit=profile.unit,
+        alignment=profile.alignment or lcm(profile.unit or 1, *(group.block_size for group in profile.groups)),
+        # a class of which nothing was ever stored cannot agree to any hit
+        classes=() if silent else tuple(_class_rule(c, tiers) for c, tiers in bits.items()),
+        drop=drop,
+        drop_ahead=profile.drafting == "drop_unit_ahead" and len(bits) > 1,
+        lower=lower,
+        gap=_gap(profile, lower),
+        upper_bound=profile.upper_bound,
+        credit=profile.upper_bound_policy == "credit",
+    )
+
+
+def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, whole_prompt: bool = False) -> Reach:
+    """Return the longest prefix that this holder's engine would reuse.
+
+    Args:
+        runs: the holder's residency along the prompt's chain, in prompt order, holes left out; empty gives 0.
+        rules: of the holder's profile.
+        prompt_tokens: length of the prompt; the engine computes at least its last token itself.
+        whole_prompt: that limit is off, for logs that pass whole lists.
+    Returns:
+        Tokens, split by tier; marked where they are an upper bound.
+
+    Cost: O(runs) for a plain model, O(runs log runs) with windows or states.
+    """
+    if not runs or not rules.classes or (rules.upper_bound and not rules.credit):
+        return NOTHING
+    limit = prompt_tokens if whole_prompt else prompt_tokens - 1
+    if rules.lower is not None and any(position for c in rules.classes for _, position in c.tier_bits):
+        return _device_then_lower(runs, rules, rules.lower, limit, prompt_tokens)
+    layers = [_Layer(c, runs, rules.unit, c.tier_bits) for c in rules.classes]
+    length = _longest(layers, rules, limit, prompt_tokens)
+    return Reach(length, _split(layers, rules.unit, length), rules.upper_bound) if length else NOTHING
+
+
+def _gap(profile: Profile, lower: LowerRule | None) -> int:
+    """Return how far apart marks may lie: a block longer than the unit is marked at its last unit only."""
+    full = [group.block_size for group in profile.groups if group.kind == "full"]
+    if not full or not profile.unit:
+        return ANY_GAP
+    return max(full) // profile.unit * (lower.chunk if lower else 1) - 1
+
+
+def _class_rule(group_class: GroupClass, tiers: dict[Tier, int]) -> ClassRule:
+    bits = tuple((tiers[tier], position) for position, tier in enumerate(TIERS) if tier in tiers)
+    return ClassRule(group_class.kind, group_class.block_size, group_class.window or 1, bits)
+
+
+class _Layer:
+    """Where one group class has its blocks: intervals of whole blocks, and the ends of partial ones (tokens)."""
+
+    def __init__(
+        self, rule: ClassRule, runs: Iterable[Run], unit: int, tier_bits: Sequence[tuple[int, int]], chunk: int = 1
+    ) -> None:
+        self.kind = rule.kind
+        self.window = rule.window
+        self.block = rule.block * chunk
+        self.tier_bits = tier_bits
+        mask = sum(bit for bit, _ in tier_bits)
+        self.runs = [run for run in runs if run.residency & mask]
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.partial: list[int] = []
+        per_block = self.block // unit
+        for run in self.runs:
+            stop = run.start + run.length
+            # a block longer than the unit is marked at its last unit; any other unit marked is a partial block's end
+            first, last = run.start // per_block * self.block, stop // per_block * self.block
+            if last > first:
+                if self.ends and self.ends[-1] == first:
+                    self.ends[-1] = last
+                else:
+                    self.starts.append(first)
+                    self.ends.append(last)
+            if per_block > 1 and chunk == 1:
+                self.partial += [(n + 1) * unit for n in range(run.start, stop) if (n + 1) % per_block]
+
+    def down(self, length: int, alignment: int, drop: int) -> int:
+        """Return the longest hit of this class alone that is at most `length`, a multiple of `alignment`."""
+        length -= length % alignment
+        while length > 0 and not self._allows(length, drop):
+            length = self._next_below(length, alignment)
+        return length
+
+    def end_of(self, first: int) -> int:
+        """Return where the unbroken whole blocks from `first` on end; `first` where there are none."""
+        position = bisect_right(self.starts, first) - 1
+        return max(first, self.ends[position]) if position >= 0 else first
+
+    def _allows(self, length: int, drop: int) -> bool:
+        part = length % self.block
+        if self.kind == "state":
+            return length in self._partial_near(length) if part else self._unbroken(length - self.block, length)
+        if self.kind == "window":
+            return not part and self._unbroken(
+                max(0, length - self.window + 1 - drop) // self.block * self.block, length
+            )
+        reach = self.end_of(0)
+        return length <= reach or (part > 0 and length - part <= reach and length in self._partial_near(length))
+
+    def _unbroken(self, first: int, last: int) -> bool:
+        """Return whether every whole block inside [first, last) tokens is there."""
+        return last <= first or self.end_of(first) >= last
+
+    def _partial_near(self, length: int) -> list[int]:
+        position = bisect_left(self.partial, length)
+        return self.partial[position : position + 1]
+
+    def _next_below(self, length: int, alignment: int) -> int:
+        """Return the next candidate: inside the interval below, at its end, or at a partial block's end."""
+        below = length - alignment
+        if self.kind == "full":
+            below = min(below, self.end_of(0) + self.block)
+        position = bisect_left(self.starts, below) - 1
+        whole = min(below, self.ends[position]) if position >= 0 else 0
+        near = bisect_right(self.partial, below)
+        candidate = max(whole, self.partial[near - 1] if near else 0)
+        return max(0, candidate - candidate % alignment)
+
+    def tier_at(self, first: int, last: int, tiers: bytearray, unit: int) -> None:
+        """Raise `tiers[unit number]` to this class's fastest tier for the blocks inside [first, last) tokens."""
+        per_block = self.block // unit
+        for run in self.runs:
+            fastest = next(position for bit, position in self.tier_bits if run.residency & bit)
+            low = max(first // unit, run.start // per_block * per_block)
+            high = min(-(-last // unit), run.start + run.length)
+            for number in range(low, high):
+                if tiers[number] < fastest:
+                    tiers[number] = fastest
+
+
+def _longest(layers: Sequence[_Layer], rules: Rules, limit: int, prompt_tokens: int) -> int:
+    """Return the longest hit on which all classes agree, after what drafting takes.
+
+    With drafting every class but a state looks one block further than the hit that is left.
+    """
+    drop = rules.drop
+    length = limit
+    if drop:
+        length = (prompt_tokens if rules.drop_ahead else limit) // rules.alignment * rules.alignment - drop
+    while length > 0:
+        agreed = length
+        for layer in layers:
+            ahead = 0 if layer.kind == "state" else drop
+            agreed = min(agreed, layer.down(agreed + ahead, rules.alignment, ahead) - ahead)
+        if agreed == length:
+            return length
+        length = agreed
+    return 0
+
+
+def _split(layers: Sequence[_Layer], unit: int, length: int) -> dict[Tier, int]:
+    """Return the hit's tokens by tier: each block's slowest among the classes that are needed there."""
+    if all(len(layer.tier_bits) == 1 and layer.tier_bits[0][1] == 0 for layer in layers):
+        return {"gpu": length}
+    tiers = bytearray(length // unit)
+    for layer in layers:
+        back = length if layer.kind == "full" else layer.window - 1 if layer.kind == "window" else layer.block
+        layer.tier_at(max(0, length - back), length, tiers, unit)
+    return _counted(tiers, unit)
+
+
+def _counted(tiers: bytes | bytearray, unit: int) -> dict[Tier, int]:
+    counts = {tier: tiers.count(position) * unit for position, tier in enumerate(TIERS)}
+    return {tier: tokens for tier, tokens in counts.items() if tokens}
+
+
+def _device_then_lower(runs: Sequence[Run], rules: Rules, lower: LowerRule, limit: int, prompt_tokens: int) -> Reach:
+    """Return the device's hit, continued from a lower tier from where it ends (vLLM's connectors)."""
+    unit = rules.unit
+    device = [_Layer(c, runs, unit, [bit for bit in c.tier_bits if bit[1] == 0]) for c in rules.classes]
+    length = _longest(device, rules, limit, prompt_tokens)
+    layers = [_Layer(c, runs, unit, [bit for bit in c.tier_bits if bit[1] > 0], lower.chunk) for c in rules.classes]
+    if lower.last_token == "never":
+        reach = _tail_hit(layers, length, limit, rules.alignment)
+    else:
+        reach = _chunk_hit(layers, length, prompt_tokens)
+        if lower.last_token == "uncounted":
+            reach = min(reach, max(length, prompt_tokens - 1))
+    by_tier: dict[Tier, int] = {"gpu": length} if length else {}
+    if reach > length:
+        tiers = bytearray(-(-reach // unit))
+        for layer in layers:
+            layer.tier_at(length, reach, tiers, unit)
+        loaded = _counted(tiers[length // unit :], unit)
+        slowest: Tier = max(loaded, key=TIERS.index)
+        loaded[slowest] -= sum(loaded.values()) - (reach - length)
+        by_tier.update(loaded)
+    return Reach(reach, by_tier, rules.upper_bound) if reach else NOTHING
+
+
+def _tail_hit(layers: Sequence[_Layer], length: int, limit: int, alignment: int) -> int:
+    """Return the hit rule applied to what follows the device's hit (SimpleCPUOffloadConnector)."""
+    reach = limit
+    while reach > length:
+        agreed = reach
+        for layer in layers:
+            if layer.kind == "full":
+                agreed = min(agreed, layer.end_of(length))
+            elif layer.end_of(length) < agreed:  # a short run that starts at the device's end is enough
+                agreed = max(layer.down(agreed, alignment, 0), layer.end_of(length))
+        agreed -= agreed % alignment
+        if agreed == reach:
+            return reach
+        reach = agreed
+    return length
+
+
+def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int) -> int:
+    """Return where whole chunks from the one that holds the device's end on lead to (OffloadingConnector).
+
+    The chunk that straddles the device's end must itself be there, and less than a chunk is not loaded. With a
+    single full group a load may cover the whole prompt, else one token less, block or not.
+    """
+    most = prompt_tokens - (len(layers) > 1)
+    order = sorted(layers, key=lambda layer: (layer.kind != "full", layer.kind == "state", -layer.window))
+    while True:
+        before = most
+        for layer in order:
+            chunk = layer.block
+            most = min(most, prompt_tokens // chunk * chunk)
+            if most - length < chunk:
+                return length
+            first = length // chunk * chunk
+            edge = layer.end_of(first) if layer.kind == "full" else _right_edge(layer, first, -(-most // chunk) * chunk)
+            most = min(most, edge)
+            if edge == first or most - length < chunk:
+                return length
+        if most == before:
+            return most
+
+
+def _right_edge(layer: _Layer, first: int, last: int) -> int:
+    """Return the right end of the last run of enough chunks in [first, last), or of the run that begins at first."""
+    need = layer.block if layer.kind == "state" else -(-layer.window // layer.block) * layer.block
+    for position in range(bisect_left(layer.starts, last) - 1, -1, -1):
+        start, end = max(first, layer.starts[position]), min(last, layer.ends[position])
+        if end - start >= need or (start == first and end > first):
+            return end
+    return first

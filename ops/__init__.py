@@ -1,0 +1,1 @@
+"""What an operator meets: settings, logs, metrics, the command line, the demo and the embedded services."""

@@ -1,0 +1,1 @@
+"""Recorded engine traffic, replayed through kvatlas and compared with the engine's own truth."""

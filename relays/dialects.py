@@ -1,0 +1,125 @@
+"""What is known of each engine and version, so that an operator sets only what cannot be known."""
+
+import re
+from math import gcd
+from typing import Any, Literal
+
+import msgspec
+
+from schemas.errors import ConfigError
+from schemas.profiles import Group, HashScheme, Profile, TierProfile
+
+Connector = Literal["none", "offloading", "simple_cpu"]
+"""What moves vLLM's blocks to host memory; it decides what a clear means (engines/vllm-events.md 4.5)."""
+
+DEFAULT_SEED = "vllm-none-hash"
+"""Seed of vLLM's block hashes where PYTHONHASHSEED is unset, 0.30 and newer (v1/core/kv_cache_utils.py)."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator may say of an engine; every field has a default that fits a plain deployment."""
+
+    block_size: int = 0  # tokens; 0: learnt from its events
+    groups: tuple[Group, ...] = ()  # empty: learnt from its events (vLLM 0.22 and newer)
+    prefix_match_unit: int = 0  # vLLM 0.26 and newer: partial blocks
+    drafting: Literal["none", "eagle"] = "none"
+    connector: Connector = "none"
+    host_chunks: int | None = None  # capacity of the host tier
+    blocks_per_chunk: int = 1  # of the host tier
+    hash_algorithm: str = "sha256"
+    hash_seed: str | None = None  # PYTHONHASHSEED of the engine
+    hash_bits: int = 64  # 256 with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0
+    report_mode_full: bool = False  # clients send kv_cache_report_mode=full
+    adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
+    rank_selectable: bool = True
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version, suffixes dropped: `0.5.10.post1` is (0, 5, 10)."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    if not match:
+        raise ConfigError(f"engine version: {text!r} does not begin with a number")
+    return tuple(int(part) for part in match.group().split("."))
+
+
+def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
+    """Return the profile of a vLLM replica.
+
+    Source: engines/vllm-events.md, sections 1.3 (fields), 2 (hashes), 4 (quirks) and 5 (versions).
+    """
+    number = parse_version(version)
+    if number < (0, 11):
+        raise ConfigError(f"engine version: vLLM {version} is older than 0.11, whose events are not known here")
+    if settings.connector == "simple_cpu" and number < (0, 30):
+        raise ConfigError(
+            f"connector: SimpleCPUOffloadConnector of vLLM {version} announces host evictions as device removals"
+        )
+    groups = settings.groups
+    if number < (0, 20):
+        # events switch the hybrid cache manager off, so there is one group that behaves as full attention (4.8)
+        groups = (Group(0, "full", settings.block_size),) if settings.block_size else ()
+    unit = settings.prefix_match_unit or (0 if groups else settings.block_size)
+    if not unit and groups:
+        unit = gcd(*(group.block_size for group in groups))
+    return Profile(
+        model=model,
+        name=name,
+        engine="vllm",
+        version=version,
+        dialect="vllm",
+        unit=unit,
+        alignment=settings.prefix_match_unit,
+        drafting=_vllm_drafting(number, settings),
+        groups=groups,
+        tiers=(
+            TierProfile("gpu"),
+            _vllm_host(number, settings),
+            TierProfile("disk", removals=False),
+        ),
+        tier_walk="device_then_lower",
+        re_announces_hits=settings.report_mode_full,
+        hash_only_stores=settings.connector != "none",
+        clear_scope="device_then_host" if settings.connector == "simple_cpu" else "device",
+        hash=_vllm_hash(number, settings),
+        adapters=settings.adapters,
+        hidden_namespaces=_vllm_hidden(number),
+        rank_selectable=settings.rank_selectable,
+    )
+
+
+def has_groups(version: str) -> bool:
+    """Return whether this vLLM's `group_idx` means anything."""
+    return parse_version(version) >= (0, 20)
+
+
+def _vllm_drafting(
+    number: tuple[int, ...], settings: EngineSettings
+) -> Literal["none", "drop_unit", "drop_unit_ahead"]:
+    """Return what EAGLE takes: a block, which from 0.32 on may be the prompt's last where there are several groups."""
+    if settings.drafting == "none":
+        return "none"
+    return "drop_unit_ahead" if number >= (0, 32) else "drop_unit"
+
+
+def _vllm_host(number: tuple[int, ...], settings: EngineSettings) -> TierProfile:
+    """Return the host tier; OffloadingConnector may load the prompt's last token, and counts it from 0.22 on.
+
+    Source: v1/offloading_connector.py 0.14.1, v1/offloading/scheduler.py 0.22.1 to 0.32.0, and a live 0.32.0.
+    """
+    last: Literal["never", "uncounted", "counted"] = "never"
+    if settings.connector == "offloading":
+        last = "counted" if number >= (0, 22) else "uncounted"
+    return TierProfile("host", chunk=settings.blocks_per_chunk, capacity=settings.host_chunks, last_token=last)
+
+
+def _vllm_hash(number: tuple[int, ...], settings: EngineSettings) -> HashScheme:
+    seed = settings.hash_seed
+    if seed is None and number >= (0, 30) and settings.hash_algorithm in ("sha256", "sha256_cbor"):
+        seed = DEFAULT_SEED
+    return HashScheme(settings.hash_algorithm, seed, settings.hash_bits)
+
+
+def _vllm_hidden(number: tuple[int, ...]) -> Any:
+    if number < (0, 17):
+        return ("salt",)
+    return ("adapter_path",) if number >= (0, 31) else ()

@@ -1,0 +1,72 @@
+"""One rank of one engine as a relay sees it: sequence, decoder, mirror and voice together; pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from relays import vllm
+from relays.dialects import has_groups
+from relays.engine_events import Decoded
+from relays.mirror import HashCheck, Limits, Mirror
+from relays.records import Voice
+from relays.vllm_hashes import first_block_check
+from schemas.errors import ConfigError, FrameError
+from schemas.events import Heartbeat, HolderState, Record
+from schemas.profiles import Holder, Profile
+
+
+class EngineRank:
+    """Turns one rank's messages into records; a new life starts empty and with a higher number."""
+
+    def __init__(
+        self, profile: Profile, holder: Holder, life: int, *, secret: bytes = b"", limits: Limits | None = None
+    ) -> None:
+        self.holder = holder
+        self.counts: Counter[str] = Counter()  # refused messages and events, by reason
+        self.received: dict[str, int] = {}  # source -> last engine sequence
+        self.time_s = 0.0
+        self._secret = secret
+        self._limits = limits
+        self.source = decoder_source(profile)
+        self._check: HashCheck | None = first_block_check(profile)
+        self.mirror = self._new_mirror(profile)
+        self.voice = Voice(holder, life)
+
+    def begin_life(self, life: int) -> None:
+        """Forget everything; what comes next is said in this life. What was learnt of the engine stays."""
+        self.mirror = self._new_mirror(self.mirror.profile)
+        self.voice = Voice(self.holder, life)
+        self.received = {}
+
+    def take(self, sequence: int, payload: bytes, source: str = "0") -> Decoded | None:
+        """Apply one message, or count why not; its sequence is passed either way."""
+        self.received[source] = sequence
+        try:
+            decoded = vllm.decode_payload(sequence, payload, self.source)
+        except FrameError as error:
+            self.counts[error.reason] += 1
+            return None
+        for reject in decoded.rejects:
+            self.counts[reject.reason] += 1
+        self.time_s = decoded.time_s
+        self.mirror.apply(decoded.events)
+        return decoded
+
+    def _new_mirror(self, profile: Profile) -> Mirror:
+        return Mirror(profile, secret=self._secret, limits=self._limits, hash_check=self._check)
+
+    def speak(self) -> Iterator[Record]:
+        """Yield the records that tell the index what is new."""
+        return self.voice.speak(self.mirror, self.received, self.time_s)
+
+    def beat(self, state: HolderState, *, share_known: float = 1.0, reason: str = "") -> Record:
+        """Return a heartbeat."""
+        return self.voice.beat(Heartbeat(state, dict(self.received), share_known, reason), self.time_s)
+
+
+def decoder_source(profile: Profile) -> vllm.Source:
+    """Return what the profile's decoder must know."""
+    if profile.dialect != "vllm":
+        raise ConfigError(f"dialect: {profile.dialect!r} has no decoder")
+    return vllm.Source(
+        hash_bits=profile.hash.bits, adapters=profile.adapters, multiple_groups=has_groups(profile.version)
+    )

@@ -1,0 +1,595 @@
+"""The mirror of one holder's cache: engine events in, normalized events out; pure.
+
+It counts copies for every (engine hash, group, tier), finds each engine hash's place in our own chains of block
+hashes, and turns both into residency. What changed since the last drain is kept as a set of dirty blocks, so a
+relay that cannot publish for a while loses nothing and sends the difference later.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from math import gcd
+from typing import Protocol
+
+import msgspec
+
+from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_tokens, root_hash
+from relays.engine_events import Cleared, EngineEvent, EngineHash, Removed, Stored
+from schemas.profiles import MAX_PAIRS, TIERS, Group, Pair, Profile, Tier
+
+_TIER_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
+_TIER_COUNT = len(TIERS)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of what one mirror remembers; past them it forgets or refuses, counted."""
+
+    blocks: int = 8_000_000  # engine hashes with copies
+    idle_hashes: int = 200_000  # engine hashes without copies, kept for stores that name no tokens
+    pending_blocks: int = 100_000  # blocks whose parent is not known yet
+
+
+class HashCheck(Protocol):
+    """Recomputes an engine's own hash of a prompt's first block, where seed and algorithm are known."""
+
+    def first_block(self, stored: Stored) -> EngineHash | None:
+        """Return the engine's name of the block that starts this prompt, or None where it cannot be told."""
+
+
+class Node:
+    """One block of one chain, by our own hash."""
+
+    __slots__ = ("children", "depth", "entries", "hash", "parent", "sent")
+
+    def __init__(self, block_hash: int, depth: int, parent: "Node | None") -> None:
+        self.hash = block_hash
+        self.depth = depth
+        self.parent = parent
+        self.children = 0
+        self.entries: list[Entry] = []
+        self.sent = 0  # residency that the index was told
+
+
+class Entry:
+    """What is known of one engine hash: copies for each (group, tier), and its place once that is known."""
+
+    __slots__ = ("copies", "name", "node", "opaque")
+
+    def __init__(self, name: EngineHash) -> None:
+        self.name = name
+        self.copies: dict[int, int] = {}
+        self.node: Node | None = None
+        self.opaque = False  # belongs to a namespace that no prompt can name
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Consecutive blocks of one chain that changed to the same residency; 0: gone."""
+
+    head: Node
+    hashes: list[int]
+    residency: int
+
+
+class Mirror:
+    """One holder's cache as its engine's events tell it."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        secret: bytes = b"",
+        limits: Limits | None = None,
+        hash_check: HashCheck | None = None,
+    ) -> None:
+        self.profile = profile
+        self.counts: Counter[str] = Counter()  # what was refused or could not be placed, by reason
+        self._secret = secret
+        self._limits = limits or Limits()
+        self._hash_check = hash_check
+        self._roots: dict[tuple[str | None, str | None], int] = {}
+        self._group_position: dict[int, int] = {group.index: n for n, group in enumerate(profile.groups)}
+        self._cleared = False  # everything was lost since the last drain
+        self._clears = 0  # device clears so far; the age of a lower tier's copies
+        self._reset()
+
+    # ---- what went in
+
+    def apply(self, events: Iterable[EngineEvent]) -> None:
+        """Apply one batch, event by event, in order (DESIGN 4.2)."""
+        batch = list(events)
+        if not self.profile.unit:
+            self._learn_unit(batch)
+        clears = 0
+        for event in batch:
+            if isinstance(event, Stored):
+                self._store(event)
+            elif isinstance(event, Removed):
+                self._remove(event)
+            else:
+                self._clear(event, clears)
+                clears += 1
+        self._settle()
+
+    def forget(self) -> None:
+        """Drop everything: the engine started a new life."""
+        self._reset()
+
+    # ---- what is known
+
+    def residency(self, node: Node) -> int:
+        """Return the node's bits: a (group class, tier) pair is set where every group of the class has a copy."""
+        if not node.entries:
+            return 0
+        bits = 0
+        ambiguous = False
+        for number, pair in enumerate(self.profile.pairs):
+            tier = _TIER_NUMBER[pair.tier]
+            for position in self._class_positions[pair.group_class]:
+                holders = sum(position * _TIER_COUNT + tier in entry.copies for entry in node.entries)
+                ambiguous |= holders > 1
+                if holders != 1:
+                    break
+            else:
+                bits |= 1 << number
+        if ambiguous:
+            self._ambiguous.add(node.hash)
+        else:
+            self._ambiguous.discard(node.hash)
+        return bits
+
+    def resident(self) -> Iterator[tuple[int, int]]:
+        """Yield (block_hash, residency) of every block that the holder has."""
+        for node in self._nodes.values():
+            residency = self.residency(node)
+            if residency:
+                yield node.hash, residency
+
+    def engine_table(self, tier: Tier) -> Iterator[tuple[int, EngineHash]]:
+        """Yield (group, engine_hash) of every copy counted in a tier, placed or not."""
+        number = _TIER_NUMBER[tier]
+        groups = [group.index for group in self.profile.groups]
+        for entry in self._entries.values():
+            for key in entry.copies:
+                if key % _TIER_COUNT == number:
+                    yield groups[key // _TIER_COUNT], entry.name
+
+    def unplaced(self) -> Iterator[tuple[EngineHash, Stored]]:
+        """Yield the resident engine hashes whose place is not known, with the store that announced them."""
+        for waiting in self._pending.values():
+            for stored in waiting:
+                for name in stored.hashes:
+                    entry = self._entries.get(name)
+                    if entry is not None and entry.node is None and entry.copies:
+                        yield name, stored
+
+    def places(self, names: Iterable[EngineHash]) -> set[int]:
+        """Return our hashes of the blocks that these engine hashes name, as far as they are known."""
+        entries = (self._entries.get(name) for name in names)
+        return {entry.node.hash for entry in entries if entry is not None and entry.node is not None}
+
+    def is_ambiguous(self, block_hashes: Iterable[int]) -> bool:
+        """Return whether two live engine hashes claim one of these blocks."""
+        return not self._ambiguous.isdisjoint(block_hashes)
+
+    def contradicts(self, event: Stored) -> bool:
+        """Return whether the event gives a block that is held here another engine hash than the one known."""
+        if event.parent is not None or event.masked or not event.tokens or not event.namespace_known:
+            return False
+        hashes = chain_hashes(self._root(event), pack_tokens(event.tokens), self.profile.unit)
+        per_block = event.block_size // self.profile.unit
+        for number, name in enumerate(event.hashes):
+            node = self._nodes.get(hashes[(number + 1) * per_block - 1])
+            if node is not None and any(entry.name != name and entry.copies for entry in node.entries):
+                return True
+        return False
+
+    @property
+    def ambiguous_blocks(self) -> int:
+        """Blocks that two live engine hashes claim; they earn nothing."""
+        return len(self._ambiguous)
+
+    @property
+    def blocks(self) -> int:
+        """Engine hashes with at least one copy."""
+        return len(self._entries) - len(self._idle)
+
+    @property
+    def pending_blocks(self) -> int:
+        """Blocks that wait for their parent."""
+        return self._pending_count
+
+    @property
+    def nodes(self) -> int:
+        """Blocks of our chains, those that only link others included."""
+        return len(self._nodes)
+
+    # ---- what goes out
+
+    @property
+    def changed(self) -> bool:
+        """Return whether a drain would yield anything."""
+        return bool(self._dirty) or self._cleared
+
+    def take_cleared(self) -> bool:
+        """Return whether the holder lost everything since the last drain; the index starts an epoch there."""
+        cleared, self._cleared = self._cleared, False
+        return cleared
+
+    def take_runs(self, max_blocks: int) -> list[Run]:
+        """Return what changed since the last call as runs, shallow ones first; at most about `max_blocks`."""
+        changes: list[tuple[Node, int]] = []
+        while self._dirty and len(changes) < max_blocks:
+            node = self._dirty.popitem(last=False)[0]
+            residency = self.residency(node)
+            if residency != node.sent:
+                node.sent = residency
+                changes.append((node, residency))
+            self._release(node)
+        changes.sort(key=lambda change: change[0].depth)
+        runs: list[Run] = []
+        open_runs: dict[int, Run] = {}  # by the hash of the run's last block
+        for node, residency in changes:
+            run = open_runs.pop(node.parent.hash, None) if node.parent else None
+            if run is None or run.residency != residency:
+                run = Run(node, [], residency)
+                runs.append(run)
+            run.hashes.append(node.hash)
+            open_runs[node.hash] = run
+        return runs
+
+    # ---- stores
+
+    def _store(self, event: Stored) -> None:
+        position = self._learn_group(event)
+        if position is None:
+            return
+        pair = position * _TIER_COUNT + _TIER_NUMBER[event.tier]
+        names = self._counted_names(event.tier, event.hashes)
+        for name in names:
+            self._add_copy(name, pair, event.tier)
+        if event.tokens and event.parent_known:
+            self._place(event)
+
+    def _counted_names(self, tier: Tier, hashes: tuple[EngineHash, ...]) -> tuple[EngineHash, ...]:
+        """Return the hashes that stand for whole retrieval units: the last of each chunk (DESIGN 4.12)."""
+        chunk = self.profile.tier(tier).chunk
+        return hashes if chunk == 1 else hashes[chunk - 1 :: chunk]
+
+    def _add_copy(self, name: EngineHash, pair: int, tier: Tier) -> None:
+        entry = self._entries.get(name)
+        if entry is None:
+            if self.blocks >= self._limits.blocks:
+                self.counts["limit_blocks"] += 1
+                return
+            entry = self._entries[name] = Entry(name)
+        else:
+            self._idle.pop(name, None)
+        if self.profile.re_announces_hits:
+            entry.copies[pair] = 1
+        else:
+            entry.copies[pair] = entry.copies.get(pair, 0) + 1
+        self._touch(entry)
+        stamps = self._stamps.get(tier)
+        if stamps is not None:
+            self._stamp(name, tier, stamps)
+
+    def _place(self, event: Stored) -> None:
+        """Find the blocks' places in our chains, or keep the event until its parent's place is known."""
+        if not event.namespace_known:
+            self._give_up(event, "namespace_unknown")
+            return
+        if event.parent is None:
+            parent = None
+            if self._hidden_namespace(event):
+                self._give_up(event, "namespace_hidden")
+                return
+        else:
+            known = self._entries.get(event.parent)
+            if known is not None and known.opaque:
+                self._give_up(event, "namespace_hidden")
+                return
+            if known is None or known.node is None:
+                self._wait(event.parent, event)
+                return
+            parent = known.node
+        if event.masked:
+            # which block of the range each hash names is known once another group's event has placed it
+            self.counts["masked_unplaced"] += sum(
+                1 for name in event.hashes if (entry := self._entries.get(name)) is None or entry.node is None
+            )
+            return
+        self._link(event, parent)
+
+    def _link(self, event: Stored, parent: Node | None) -> None:
+        unit = self.profile.unit
+        if event.block_size % unit:
+            self.counts["block_size_off_unit"] += 1
+            return
+        per_block = event.block_size // unit
+        tokens = pack_tokens(event.tokens)
+        if event.media:
+            hashes = self._chain_with_keys(event, parent, tokens)
+        else:
+            start = parent.hash if parent else self._root(event)
+            hashes = chain_hashes(start, tokens, unit, pairs=event.pairs)
+        node = parent
+        for number, block_hash in enumerate(hashes):
+            node = self._node(block_hash, node)
+            if (number + 1) % per_block == 0:
+                self._attach(event.hashes[number // per_block], node)
+        if node is not None and node is not parent:
+            self._touch_node(node)  # so that a range nobody holds is let go of
+
+    def _chain_with_keys(self, event: Stored, parent: Node | None, tokens: Tokens) -> list[int]:
+        """Hash a range whose blocks carry media keys, exactly as the event lists them for each block."""
+        unit, size = self.profile.unit, event.block_size
+        hashed = parent.hash if parent else self._root(event)
+        hashes: list[int] = []
+        width = 8 if tokens.wide else 4
+        view = memoryview(tokens.data)
+        for block, keys in enumerate(event.media):
+            media = [Media(key.id, key.offset, size - key.offset) for key in keys]
+            end = (block + 1) * size + (1 if event.pairs else 0)
+            part = Tokens(view[block * size * width : end * width], tokens.wide)
+            part_hashes = chain_hashes(hashed, part, unit, pairs=event.pairs, media=media)
+            hashes += part_hashes
+            hashed = part_hashes[-1]
+        return hashes
+
+    def _attach(self, name: EngineHash, node: Node) -> None:
+        entry = self._entries.get(name)
+        if entry is None or entry.node is node:
+            return
+        if entry.node is not None:
+            # one engine hash for two contents: neither is credited while copies of it live
+            self.counts["hash_names_two_blocks"] += 1
+            self._detach(entry)
+            entry.opaque = True
+            return
+        if entry.opaque:
+            return
+        entry.node = node
+        node.entries.append(entry)
+        self._touch_node(node)
+        waiting = self._pending.pop(name, None)
+        for stored in waiting or ():
+            self._pending_count -= len(stored.hashes)
+            self._place(stored)
+
+    def _node(self, block_hash: int, parent: Node | None) -> Node:
+        node = self._nodes.get(block_hash)
+        if node is None:
+            node = self._nodes[block_hash] = Node(block_hash, parent.depth + 1 if parent else 0, parent)
+            if parent:
+                parent.children += 1
+        return node
+
+    def _root(self, event: Stored) -> int:
+        key = (event.adapter, event.salt)
+        root = self._roots.get(key)
+        if root is None:
+            profile = self.profile
+            namespace = Namespace(profile.model, profile.unit, event.pairs, event.adapter, event.salt)
+            root = self._roots[key] = root_hash(namespace, self._secret)
+        return root
+
+    def _hidden_namespace(self, event: Stored) -> bool:
+        """Return whether the engine's own hash shows a namespace that the event does not (DESIGN 4.13)."""
+        if self._hash_check is None or not event.hashes or event.masked:
+            return False
+        expected = self._hash_check.first_block(event)
+        return expected is not None and expected != event.hashes[0]
+
+    def _give_up(self, event: Stored, reason: str) -> None:
+        for name in event.hashes:
+            entry = self._entries.get(name)
+            if entry is not None and entry.node is None and not entry.opaque:
+                entry.opaque = True
+                self.counts[reason] += 1
+
+    def _wait(self, parent: EngineHash, event: Stored) -> None:
+        if not event.hashes:
+            return
+        self.counts["parent_unknown"] += len(event.hashes)
+        self._pending.setdefault(parent, []).append(event)
+        self._pending_count += len(event.hashes)
+        while self._pending_count > self._limits.pending_blocks:
+            _, dropped = self._pending.popitem(last=False)
+            lost = sum(len(stored.hashes) for stored in dropped)
+            self._pending_count -= lost
+            self.counts["pending_dropped"] += lost
+
+    # ---- removals and clears
+
+    def _remove(self, event: Removed) -> None:
+        position = self._group_position.get(event.group, -1)
+        pair = position * _TIER_COUNT + _TIER_NUMBER[event.tier]
+        rule = self.profile.removal
+        for number, name in enumerate(self._counted_names(event.tier, event.hashes)):
+            entry = self._entries.get(name)
+            gone = [] if entry is None else list(entry.copies) if rule == "one_for_all_tiers" else [pair]
+            if entry is None or not any(pair in entry.copies for pair in gone):
+                self.counts["removal_unknown"] += 1
+                continue
+            left = event.remaining[number] if event.remaining else entry.copies.get(pair, 0) - 1
+            if left > 0 and rule == "per_copy":
+                entry.copies[pair] = left
+            else:
+                for pair_gone in gone:
+                    self._drop_copies(entry, pair_gone)
+            self._touch(entry)
+
+    def _drop_copies(self, entry: Entry, pair: int) -> None:
+        entry.copies.pop(pair, None)
+        stamps = self._stamps.get(TIERS[pair % _TIER_COUNT])
+        if stamps is not None:
+            stamps.pop(entry.name, None)
+
+    def _clear(self, event: Cleared, earlier_clears: int) -> None:
+        """Drop a tier, or everything, as the event or else the profile says (DESIGN 4.11)."""
+        if event.tier is not None:
+            self._clear_tiers((event.tier,))
+        elif self.profile.clear_scope == "device":
+            self._clears += 1
+            self._clear_tiers(("gpu",))
+        elif self.profile.clear_scope == "device_then_host":
+            self._clear_tiers(("gpu",) if earlier_clears == 0 else ("host",))
+        else:
+            self._reset(told=True)
+
+    def _clear_tiers(self, tiers: Sequence[Tier]) -> None:
+        numbers = {_TIER_NUMBER[tier] for tier in tiers}
+        for entry in list(self._entries.values()):
+            gone = [pair for pair in entry.copies if pair % _TIER_COUNT in numbers]
+            for pair in gone:
+                self._drop_copies(entry, pair)
+            if gone:
+                self._touch(entry)
+        if not any(entry.copies for entry in self._entries.values()) and not self.profile.hash_only_stores:
+            self._reset(told=True)
+
+    def _stamp(self, name: EngineHash, tier: Tier, stamps: dict[EngineHash, int]) -> None:
+        """Remember a lower tier's copy; more of them than fit prove a clear that no event told (DESIGN 4.11)."""
+        stamps[name] = self._clears
+        capacity = self.profile.tier(tier).capacity
+        if capacity is None or len(stamps) <= capacity:
+            return
+        stale = [old for old, clears in stamps.items() if clears < self._clears]
+        self.counts["silent_clear_proved" if stale else "capacity_exceeded"] += 1
+        number = _TIER_NUMBER[tier]
+        for old in stale:
+            entry = self._entries[old]
+            for pair in [pair for pair in entry.copies if pair % _TIER_COUNT == number]:
+                self._drop_copies(entry, pair)
+            self._touch(entry)
+
+    # ---- learning what the profile leaves open
+
+    def _learn_unit(self, batch: Sequence[EngineEvent]) -> None:
+        unit = 0
+        for event in batch:
+            if isinstance(event, Stored) and event.tokens:
+                unit = gcd(unit, event.block_size)
+        if unit:
+            self._change_profile(unit=unit)
+
+    def _learn_group(self, event: Stored) -> int | None:
+        """Return the position of the event's group, taking in a group or a tier that is seen first here."""
+        position = self._group_position.get(event.group)
+        if position is None:
+            if not event.tokens:
+                self.counts["group_unknown"] += len(event.hashes)
+                return None
+            group = event.group_spec or Group(event.group, "full", event.block_size)
+            position = len(self.profile.groups)
+            self._group_position[event.group] = position
+            self._change_profile(groups=(*self.profile.groups, group))
+        pair = Pair(self.profile.groups[position].group_class, event.tier)
+        if pair not in self.profile.pairs:
+            if len(self.profile.pairs) == MAX_PAIRS:
+                self.counts["pairs_exhausted"] += 1
+                return None
+            self._change_profile(pairs=(*self.profile.pairs, pair))
+        return position
+
+    def _change_profile(self, **changes: object) -> None:
+        self.profile = msgspec.structs.replace(self.profile, **changes)
+        self._index_classes()
+
+    def _index_classes(self) -> None:
+        self._class_positions: dict[object, list[int]] = {}
+        for position, group in enumerate(self.profile.groups):
+            self._class_positions.setdefault(group.group_class, []).append(position)
+
+    # ---- bookkeeping
+
+    def _reset(self, *, told: bool = False) -> None:
+        """Forget all blocks; `told`: the index hears of it as one event."""
+        had_any = told and any(node.sent for node in self._nodes.values())
+        self._entries: dict[EngineHash, Entry] = {}
+        self._nodes: dict[int, Node] = {}
+        self._pending: OrderedDict[EngineHash, list[Stored]] = OrderedDict()
+        self._pending_count = 0
+        self._idle: OrderedDict[EngineHash, None] = OrderedDict()
+        self._dirty: OrderedDict[Node, None] = OrderedDict()
+        self._touched: dict[EngineHash, Entry] = {}
+        self._ambiguous: set[int] = set()
+        self._stamps: dict[Tier, dict[EngineHash, int]] = {
+            tier.name: {} for tier in self.profile.tiers if tier.capacity is not None and tier.name != "gpu"
+        }
+        self._cleared = had_any or (told and self._cleared)
+        self._index_classes()
+
+    def _touch(self, entry: Entry) -> None:
+        self._touched[entry.name] = entry
+        if entry.node is not None:
+            self._touch_node(entry.node)
+
+    def _touch_node(self, node: Node) -> None:
+        self._dirty[node] = None
+
+    def _settle(self) -> None:
+        """After a batch: let go of hashes without copies, and of blocks that came and went unseen."""
+        for name, entry in self._touched.items():
+            if not entry.copies and self._entries.get(name) is entry:
+                self._rest(entry)
+        self._touched.clear()
+        while len(self._idle) > self._limits.idle_hashes:
+            name = next(iter(self._idle))
+            self._forget_entry(self._entries[name])
+        for node in [node for node in self._dirty if not node.sent and not self.residency(node)]:
+            del self._dirty[node]
+            self._release(node)
+
+    def _rest(self, entry: Entry) -> None:
+        """Keep a hash without copies only where a later event may need its place (DESIGN 4.5)."""
+        if entry.node is not None and (entry.node.children or self.profile.hash_only_stores):
+            self._idle[entry.name] = None
+            self._idle.move_to_end(entry.name)
+        else:
+            self._forget_entry(entry)
+
+    def _forget_entry(self, entry: Entry) -> None:
+        self._idle.pop(entry.name, None)
+        del self._entries[entry.name]
+        node = entry.node
+        if node is not None:
+            node.entries.remove(entry)
+            self._release(node)
+
+    def _detach(self, entry: Entry) -> None:
+        node = entry.node
+        if node is not None:
+            entry.node = None
+            node.entries.remove(entry)
+            self._touch_node(node)
+
+    def _release(self, node: Node | None) -> None:
+        """Let go of a block that nothing refers to, and then of its ancestors that nothing refers to."""
+        while node is not None and not node.children and not node.sent and node not in self._dirty:
+            if any(entry.copies for entry in node.entries):
+                return
+            if node.entries and self.profile.hash_only_stores:
+                return
+            if self._nodes.get(node.hash) is not node:
+                return
+            del self._nodes[node.hash]
+            self._ambiguous.discard(node.hash)
+            for entry in node.entries:
+                self._idle.pop(entry.name, None)
+                self._entries.pop(entry.name, None)
+            node.entries.clear()
+            node = node.parent
+            if node is not None:
+                node.children -= 1
+
+
+def path_of(node: Node, band_blocks: int) -> list[int]:
+    """Return the hashes from the last multiple of `band_blocks` up to the node's parent, root side first."""
+    path: list[int] = []
+    current = node.parent
+    for _ in range(node.depth % band_blocks):
+        assert current is not None  # depth counts the ancestors
+        path.append(current.hash)
+        current = current.parent
+    path.reverse()
+    return path

@@ -1,0 +1,1 @@
+"""Every shape that crosses a process: engine wire formats, normalized events, profiles, topics, errors."""

@@ -1,0 +1,120 @@
+"""The one normalized event family: what relays write to `kv.events.<model>` and nothing engine-specific passes.
+
+msgpack arrays through msgspec; new fields go to the tail, with defaults. Events carry states, not deltas, so
+applying a record twice ends right; the fence (`sequence`, per life, contiguous from 1) keeps the order.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from schemas.errors import FrameError
+from schemas.profiles import Holder, Profile
+
+SCHEMA_VERSION = 1
+MAX_RECORD_BYTES = 1_000_000  # Kafka's default limit is 1 MiB, headers and batch overhead included
+
+HolderState = Literal["live", "catching_up", "stale", "silent", "gone"]
+"""What a relay can say of its source; `unknown` is said by readers, when nobody speaks."""
+
+
+class BlocksStored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="stored"):
+    """A run of blocks and the residency that each of them now has."""
+
+    depth_blocks: int  # of the first block; 0: the chain starts here
+    path: int  # position in the record's `paths`; its first depth % 128 hashes lead up to the run
+    blocks: bytes  # u64 each, prompt order
+    residency: int  # bits of the profile's (group class, tier) pairs, never 0
+    engine_hashes: bytes | None = None  # u64 each, parallel to `blocks`, where a pool is named by them
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="removed"):
+    """A run of blocks that the holder no longer has in any tier."""
+
+    depth_blocks: int
+    path: int
+    blocks: bytes
+
+
+class HolderCleared(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="cleared"):
+    """The holder has nothing any more, in no tier: a new epoch begins here."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="alive"):
+    """The relay lives; it takes no sequence of its own and is never fenced as a repeat."""
+
+    state: HolderState
+    received: dict[str, int]  # source -> last engine sequence that reached the relay
+    share_known: float = 1.0  # of the cache, while catching up
+    reason: str = ""
+
+
+class ProfileChanged(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
+    """The facts that hold for this record's events and all later ones."""
+
+    profile: Profile
+
+
+BlockEvent = BlocksStored | BlocksRemoved | HolderCleared | Heartbeat | ProfileChanged
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One Kafka record: what changed on one holder, in order.
+
+    `paths` are packed u64 hashes, each starting at a depth that is a multiple of 128 (at most 127 of them), shared
+    by the runs that name them.
+    """
+
+    version: int
+    name: str
+    rank: int | None
+    life: int  # lives of a holder are ordered
+    sequence: int
+    engine_sequence: dict[str, int]  # source -> last engine sequence that these events complete
+    engine_time_s: float
+    paths: tuple[bytes, ...]
+    events: tuple[BlockEvent, ...]
+
+    @property
+    def holder(self) -> Holder:
+        """Return whose blocks these are."""
+        return Holder(self.name, self.rank)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the record's bytes."""
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    """Return the record; runs and paths are whole and within their bounds.
+
+    Raises:
+        FrameError: `record_malformed`, `record_version` or `record_bounds`, with the place.
+    """
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise FrameError("record_malformed", str(error)) from error
+    if record.version != SCHEMA_VERSION:
+        raise FrameError("record_version", f"version {record.version}, expected {SCHEMA_VERSION}")
+    for position, event in enumerate(record.events):
+        if isinstance(event, BlocksStored | BlocksRemoved):
+            _check_run(record, position, event)
+    return record
+
+
+def _check_run(record: Record, position: int, run: BlocksStored | BlocksRemoved) -> None:
+    if not run.blocks or len(run.blocks) % 8:
+        raise FrameError("record_bounds", f"events[{position}].blocks: {len(run.blocks)} bytes")
+    if not 0 <= run.depth_blocks < 1 << 31:
+        raise FrameError("record_bounds", f"events[{position}].depth_blocks: {run.depth_blocks}")
+    needed = run.depth_blocks % 128 * 8
+    if needed and not (0 <= run.path < len(record.paths) and len(record.paths[run.path]) >= needed):
+        raise FrameError("record_bounds", f"events[{position}].path: {run.path} does not lead to {run.depth_blocks}")
+    if isinstance(run, BlocksStored) and not 0 < run.residency < 1 << 16:
+        raise FrameError("record_bounds", f"events[{position}].residency: {run.residency}")

@@ -1,0 +1,150 @@
+"""Profiles: what the rules need to know about a holder and its events do not say (topic `kv.replicas`)."""
+
+from typing import Literal, NamedTuple, NewType
+
+import msgspec
+
+from schemas.errors import ProfileError
+
+ModelId = NewType("ModelId", str)
+ReplicaId = NewType("ReplicaId", str)
+
+Tier = Literal["gpu", "host", "disk", "pool", "other"]
+TIERS: tuple[Tier, ...] = ("gpu", "host", "disk", "pool", "other")
+"""Fastest first; a medium that nobody knows is `other`: counted, never taken for GPU."""
+
+GroupKind = Literal["full", "window", "state"]
+MAX_PAIRS = 16
+"""Residency has two bytes, one bit a (group class, tier) pair."""
+
+
+class Holder(NamedTuple):
+    """Whatever holds blocks: a rank of a replica, or (rank None) a pool."""
+
+    name: str
+    rank: int | None
+
+    def __str__(self) -> str:
+        return self.name if self.rank is None else f"{self.name}/{self.rank}"
+
+
+class GroupClass(NamedTuple):
+    """Cache groups that are found and lost by one rule."""
+
+    kind: GroupKind
+    window: int | None  # tokens
+    block_size: int  # tokens
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One KV cache group of an engine; a plain model has a single full one."""
+
+    index: int
+    kind: GroupKind
+    block_size: int  # tokens
+    window: int | None = None  # tokens, for kind `window`
+
+    @property
+    def group_class(self) -> GroupClass:
+        """Return the class whose groups are ANDed with this one."""
+        return GroupClass(self.kind, self.window, self.block_size)
+
+
+class TierProfile(msgspec.Struct, frozen=True):
+    """How one tier of a holder behaves."""
+
+    name: Tier
+    chunk: int = 1  # retrieval unit, in blocks of the unit; a partial chunk earns nothing
+    capacity: int | None = None  # chunks
+    removals: bool = True  # False: the source never announces them
+    # whether a load may cover the prompt's last token, and whether the engine then counts it as cached
+    last_token: Literal["never", "uncounted", "counted"] = "never"
+
+
+class Pair(NamedTuple):
+    """What one bit of a residency means."""
+
+    group_class: GroupClass
+    tier: Tier
+
+
+class HashScheme(msgspec.Struct, frozen=True):
+    """How the engine names its blocks, as far as an operator can know it."""
+
+    algorithm: str = "sha256"
+    seed: str | None = None  # None: unknown, or random for each process
+    bits: int = 64  # what its events carry; longer names are kept whole
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """Where one data-parallel rank publishes."""
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a replica (or pool) that its events leave out.
+
+    Written by the holder's relay from its configuration and the dialect's table. `pairs` is the meaning of the
+    residency bits and is only ever appended to within an epoch.
+    """
+
+    model: str
+    name: str  # of the replica or pool
+    engine: str
+    version: str
+    dialect: str
+    unit: int  # tokens of one index block: the finest size at which this cache can be hit
+    alignment: int  # a hit is a multiple of this many tokens
+    drafting: Literal["none", "drop_unit", "drop_unit_ahead", "pairs"] = "none"
+    groups: tuple[Group, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    tiers: tuple[TierProfile, ...] = (TierProfile("gpu"),)
+    tier_walk: Literal["mixed", "device_then_lower"] = "mixed"
+    removal: Literal["per_copy", "one_for_copies", "one_for_all_tiers"] = "per_copy"
+    re_announces_hits: bool = False  # a store may repeat a copy that was announced before
+    hash_only_stores: bool = False  # a tier names blocks without tokens or parent
+    clear_scope: Literal["all", "device", "device_then_host"] = "all"
+    replay: Literal["ring", "none"] = "ring"
+    hash: HashScheme = HashScheme()
+    adapters: dict[str, str] = {}  # id of an adapter -> its name
+    hidden_namespaces: tuple[Literal["salt", "adapter_path"], ...] = ()
+    rank_selectable: bool = True
+    upper_bound_policy: Literal["credit", "gone"] = "credit"
+    upper_bound: bool = False  # its engine does not report every group class
+    ranks: tuple[Rank, ...] = ()
+
+    def tier(self, name: Tier) -> TierProfile:
+        """Return how the tier behaves; one that is not listed behaves plainly."""
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        return TierProfile(name)
+
+    def pair_bit(self, pair: Pair) -> int:
+        """Return the pair's bit, or 0 where it is not listed yet."""
+        return 1 << self.pairs.index(pair) if pair in self.pairs else 0
+
+    def check(self) -> None:
+        """Raise ProfileError, naming the field, where facts contradict each other."""
+        if self.unit < 1 or self.alignment < 1 or self.alignment % self.unit:
+            raise ProfileError(f"alignment: {self.alignment} is not a multiple of the unit {self.unit}")
+        for group in self.groups:
+            if group.block_size < 1 or group.block_size % self.unit:
+                raise ProfileError(
+                    f"groups[{group.index}].block_size: {group.block_size} is not a multiple of the unit {self.unit}"
+                )
+            if (group.window is None) != (group.kind != "window"):
+                raise ProfileError(f"groups[{group.index}].window: {group.window} does not fit kind {group.kind}")
+        if len(self.pairs) > MAX_PAIRS:
+            raise ProfileError(f"pairs: {len(self.pairs)} (group class, tier) pairs, at most {MAX_PAIRS}")
+
+
+def class_bits(pairs: tuple[Pair, ...]) -> dict[GroupClass, dict[Tier, int]]:
+    """Return for each group class the residency bit of each of its tiers."""
+    bits: dict[GroupClass, dict[Tier, int]] = {}
+    for position, pair in enumerate(pairs):
+        bits.setdefault(pair.group_class, {})[pair.tier] = 1 << position
+    return bits

@@ -1,0 +1,1 @@
+"""The Faust application that folds the event topics into the index."""
