@@ -562,8 +562,12 @@ end
 local function sweep(keys, args)
   local base = sub(keys[1], 1, -2)
   local prefix = base .. 's'
-  local dead = {}
-  for i = 1, #args[3], 2 do dead[sub(args[3], i, i + 1)] = true end
+  local dead, live = {}, live_slots(base)
+  for i = 1, #args[3], 2 do
+    local a, b = byte(args[3], i, i + 1)
+    -- another worker may have swept and freed it, and a holder taken it, since the caller looked
+    if not live[a + b * 256] then dead[sub(args[3], i, i + 1)] = true end
+  end
   local reply = call('SCAN', args[1], 'MATCH', prefix .. '*', 'COUNT', args[2])
   for _, key in ipairs(reply[2]) do
     local segment = load_segment(prefix, sub(key, #prefix + 1))
@@ -591,11 +595,14 @@ end
 -- args: slots that no segment names any more. On shard 0, where `args[1]` is '1', they become free again.
 local function swept(keys, args)
   local base = sub(keys[1], 1, -2)
+  local freed = 0
   for i = 2, #args do
-    call('SREM', base .. 'd', args[i])
-    if args[1] == '1' then call('SADD', base .. 'e', args[i]) end
+    if call('SREM', base .. 'd', args[i]) == 1 then
+      freed = freed + 1
+      if args[1] == '1' then call('SADD', base .. 'e', args[i]) end
+    end
   end
-  return #args - 1
+  return freed
 end
 
 -- args: SCAN cursor, COUNT, slot. Returns the next cursor and (8-byte hash | u16 residency) of the slot's blocks.

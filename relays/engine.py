@@ -45,11 +45,19 @@ class EngineRank:
         except FrameError as error:
             self.counts[error.reason] += 1
             return None
+        if decoded.rank is not None and decoded.rank != self.holder.rank:
+            self.counts["rank_mismatch"] += 1  # the subscription's rank is the one that was verified
+            return None
         for reject in decoded.rejects:
             self.counts[reject.reason] += 1
         self.time_s = decoded.time_s
         self.mirror.apply(decoded.events)
         return decoded
+
+    def say_again(self, life: int) -> None:
+        """Tell everything that is known again, in this life."""
+        self.mirror.say_again()
+        self.voice = Voice(self.holder, life)
 
     def _new_mirror(self, profile: Profile) -> Mirror:
         return Mirror(profile, secret=self._secret, limits=self._limits, hash_check=self._check)

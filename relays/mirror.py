@@ -113,6 +113,13 @@ class Mirror:
         """Drop everything: the engine started a new life."""
         self._reset()
 
+    def say_again(self) -> None:
+        """Make everything that the holder has new to the index."""
+        for node in list(self._nodes.values()):
+            node.sent = 0
+            self._dirty[node] = None
+        self._settle()
+
     # ---- what is known
 
     def residency(self, node: Node) -> int:

@@ -14,8 +14,8 @@ from schemas.profiles import Holder, Profile
 SCHEMA_VERSION = 1
 MAX_RECORD_BYTES = 1_000_000  # Kafka's default limit is 1 MiB, headers and batch overhead included
 
-HolderState = Literal["live", "catching_up", "stale", "silent", "gone"]
-"""What a relay can say of its source; `unknown` is said by readers, when nobody speaks."""
+HolderState = Literal["live", "catching_up", "stale", "unknown", "silent", "gone"]
+"""What a relay says of its source; readers say `stale` and `unknown` themselves where no relay speaks."""
 
 
 class BlocksStored(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="stored"):

@@ -148,3 +148,30 @@ def class_bits(pairs: tuple[Pair, ...]) -> dict[GroupClass, dict[Tier, int]]:
     for position, pair in enumerate(pairs):
         bits.setdefault(pair.group_class, {})[pair.tier] = 1 << position
     return bits
+
+
+class ReplicaEntry(msgspec.Struct, frozen=True):
+    """The value of `kv.replicas`, keyed by the replica's or pool's name: its newest profile and life."""
+
+    life: int  # the highest of its holders
+    profile: Profile
+
+
+_entry_decoder = msgspec.json.Decoder(ReplicaEntry)
+
+
+def encode_entry(entry: ReplicaEntry) -> bytes:
+    """Return the entry as JSON, which an operator can read on the topic."""
+    return msgspec.json.encode(entry)
+
+
+def decode_entry(data: bytes) -> ReplicaEntry:
+    """Return the entry.
+
+    Raises:
+        ProfileError: the bytes are no entry.
+    """
+    try:
+        return _entry_decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise ProfileError(f"kv.replicas: {error}") from error

@@ -91,11 +91,16 @@ def steps_of(capture: Capture) -> list[Step]:
 
 def profile_of(capture: Capture) -> Profile:
     """Return the profile that an operator of this engine would have configured."""
+    return vllm_profile(MODEL, capture.name, capture.version, settings_of(capture))
+
+
+def settings_of(capture: Capture) -> EngineSettings:
+    """Return what an operator of this engine would have set."""
     meta = capture.meta
     arguments = meta.get("engine_args", {})
     connector, chunks, per_chunk = _host_tier(meta)
     modes = [(entry.get("extra_args") or {}).get("kv_cache_report_mode") for entry in capture.log]
-    settings = EngineSettings(
+    return EngineSettings(
         block_size=meta.get("block_size") or 0,
         groups=_groups(meta),
         prefix_match_unit=meta.get("cache_config.prefix_match_unit") or 0,
@@ -109,7 +114,6 @@ def profile_of(capture: Capture) -> Profile:
         report_mode_full="full" in modes,
         adapters=_adapters(capture),
     )
-    return vllm_profile(MODEL, capture.name, capture.version, settings)
 
 
 def table_digest(table: Iterable[tuple[int, EngineHash]]) -> str:

@@ -1,0 +1,252 @@
+"""The command `kvatlas`."""
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from ops import logs, metrics
+from ops.kafka_client import client_options
+from ops.settings import Settings, listed, load
+from relays.dialects import EngineSettings
+from relays.process import Relay, RelayConfig, spread_ranks
+from schemas.errors import ConfigError, PipelineError
+from schemas.topics import topic_specs
+from streams.agents import BEGIN_AGAIN
+
+log = structlog.get_logger()
+
+_WORKER_CHILD = "_KVATLAS_WORKER_CHILD"
+
+
+def main() -> None:
+    """Run the command line; configuration errors are one line on stderr and exit code 2."""
+    try:
+        arguments = _parser().parse_args()
+        settings = load(os.environ)
+        logs.configure(settings.log_level, settings.log_format)
+        code = arguments.run(arguments, settings)
+    except ConfigError as error:
+        print(f"kvatlas: {error}", file=sys.stderr)  # noqa: T201
+        code = 2
+    except PipelineError as error:
+        print(f"kvatlas: {error}", file=sys.stderr)  # noqa: T201
+        code = 1
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvatlas",
+        description="A live index of what every LLM replica has in its KV cache, and a price for each prompt.",
+        epilog="Settings are environment variables KVATLAS_*; README.md lists them.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_relay(commands)
+    _add_worker(commands)
+    _add_router(commands)
+    _add_topics(commands)
+    _add_replay(commands)
+    return parser
+
+
+# ---- services
+
+
+def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    relay = commands.add_parser("relay", help="mirror one engine's cache events into Kafka")
+    relay.add_argument("--model", required=True, help="the model's name, revision included where it matters")
+    relay.add_argument("--replica", required=True, help="the name that the gateway knows the engine by")
+    relay.add_argument("--engine", default="vllm", help="vllm")
+    relay.add_argument("--engine-version", required=True, help="for example 0.32.0; the dialect depends on it")
+    relay.add_argument("--events", required=True, help="the engine's PUB socket, for example tcp://127.0.0.1:5557")
+    relay.add_argument("--replay", help="its replay socket; without one gaps cannot be filled")
+    relay.add_argument("--ranks", type=int, default=1, help="data-parallel ranks, one port each (default 1)")
+    relay.add_argument("--topic", default="", help="the topic that the engine publishes under (default: any)")
+    relay.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a fact about the engine that its events do not say; relays/README.md lists them",
+    )
+    relay.set_defaults(run=_relay)
+
+
+def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
+    config = RelayConfig(
+        model=arguments.model,
+        replica=arguments.replica,
+        engine=arguments.engine,
+        version=arguments.engine_version,
+        ranks=spread_ranks(arguments.events, arguments.replay, arguments.ranks),
+        topic=arguments.topic,
+        settings=engine_settings(arguments.set),
+    )
+    relay = Relay(config, settings, client_options(settings.kafka_brokers, settings.security))
+    metrics.serve(settings.metrics_port)
+
+    async def run(stop: asyncio.Event) -> int:
+        running = asyncio.create_task(relay.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        running.cancel()
+        stopping.cancel()
+        await asyncio.gather(running, stopping, return_exceptions=True)
+        return 0 if running.cancelled() or running.exception() is None else _failed(running)
+
+    return _run(run)
+
+
+def _failed(task: "asyncio.Task[None]") -> int:
+    log.error("relay.failed", exc_info=task.exception())
+    return 1
+
+
+def _add_worker(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    worker = commands.add_parser("worker", help="fold the models' events into Redis (KVATLAS_MODELS)")
+    worker.set_defaults(run=_worker)
+
+
+def _worker(arguments: argparse.Namespace, settings: Settings) -> int:
+    from streams.worker import Worker  # Faust configures much when it is imported
+
+    metrics.serve(settings.metrics_port)
+    if os.environ.get(_WORKER_CHILD):
+        return _run(Worker(settings).run)
+    return _begin_again_where_asked()
+
+
+def _begin_again_where_asked() -> int:
+    """Run the worker in a child process that begins anew when the index was lost; signals are passed on."""
+    while True:
+        child = subprocess.Popen([sys.executable, "-m", "ops.cli", "worker"], env=os.environ | {_WORKER_CHILD: "1"})
+
+        def pass_on(number: int, _frame: object, child: "subprocess.Popen[bytes]" = child) -> None:
+            child.send_signal(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, pass_on)
+        code = child.wait()
+        if code != BEGIN_AGAIN:
+            return code
+
+
+def _add_router(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    router = commands.add_parser("router", help="price prompts over HTTP")
+    router.set_defaults(run=_router)
+
+
+def _router(arguments: argparse.Namespace, settings: Settings) -> int:
+    import uvicorn
+
+    from index.redis_store import RedisStore
+    from router.app import build_app
+
+    store = RedisStore.from_urls(listed(settings.redis_url), settings.shards, timeout_s=settings.router_redis_timeout_s)
+    app = build_app(store, settings, store.close)
+    uvicorn.run(
+        app,
+        host=settings.router_host,
+        port=settings.router_port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    return 0
+
+
+# ---- administration
+
+
+def _add_topics(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    topics = commands.add_parser("topics", help="create every topic with its partitions and settings")
+    topics.set_defaults(run=_topics)
+
+
+def _topics(arguments: argparse.Namespace, settings: Settings) -> int:
+    from streams.topics import create_topics
+
+    specs = topic_specs(listed(settings.models), settings.partitions)
+
+    async def run(stop: asyncio.Event) -> int:
+        reports = await create_topics(settings.kafka_brokers, specs, settings.security)
+        for report in reports:
+            state = "created" if report.created else "different" if report.differences else "present"
+            _print(f"{state:<9} {report.name}")
+            for difference in report.differences:
+                _print(f"          {difference.setting}: wanted {difference.wanted}, found {difference.found}")
+        return 1 if any(report.differences for report in reports) else 0
+
+    return _run(run)
+
+
+def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    replay = commands.add_parser("replay", help="replay recordings and compare with the engine's own truth")
+    replay.add_argument("captures", nargs="+", type=Path, metavar="CAPTURE", help="folder of a recording")
+    replay.add_argument("--stack", action="store_true", help="through relay, Kafka, worker, Redis and router")
+    replay.add_argument("--json", action="store_true", help="one JSON object a line and recording")
+    replay.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
+    from ops.replay.command import replay_all
+
+    async def run(stop: asyncio.Event) -> int:
+        return await replay_all(arguments.captures, stack=arguments.stack, as_json=arguments.json, settings=settings)
+
+    return _run(run)
+
+
+# ---- helpers
+
+
+def engine_settings(pairs: Sequence[str]) -> EngineSettings:
+    """Return the engine settings that `--set NAME=VALUE` arguments give; a value is JSON or a bare word.
+
+    Raises:
+        ConfigError: an unknown name, or a value that does not fit; the message names it.
+    """
+    values: dict[str, object] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {pair!r}: expected NAME=VALUE")
+        try:
+            values[name] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            values[name] = text
+    try:
+        return msgspec.convert(values, EngineSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--set: {error}") from error
+
+
+def _run(body: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+    """Run a coroutine that stops when its event is set by SIGINT or SIGTERM."""
+
+    async def run() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        return await body(stop)
+
+    return asyncio.run(run())
+
+
+def _print(line: str) -> None:
+    print(line)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

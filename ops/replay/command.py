@@ -1,0 +1,86 @@
+"""`kvatlas replay`: every given recording, in process or through the stack, and the table of what was found."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from ops.replay.capture import Capture, load_capture
+from ops.replay.score import Score, total
+from ops.replay.stack import ThroughStack
+from ops.replay.vllm import MODEL
+from ops.replay.vllm_truth import replay_vllm
+from ops.settings import Settings
+from ops.stack import RouterClient, Stack, given_services
+from schemas.errors import ConfigError
+
+_COLUMNS = ("compared", "exact", "over_tokens", "under_tokens", "coverage", "over_credit", "states", "host_states")
+
+
+async def replay_all(folders: Sequence[Path], *, stack: bool, as_json: bool, settings: Settings) -> int:
+    """Print each recording's result; return 0 where every compared request and table was equal."""
+    captures = [load_capture(folder) for folder in folders if folder.is_dir()]
+    if not captures:
+        raise ConfigError("no recording among the arguments")
+    scores: list[Score] = []
+    if not as_json:
+        _print(_row("recording", [*_COLUMNS, "excluded"]))
+    async with AsyncExitStack() as exits:
+        running: tuple[Stack, RouterClient] | None = None
+        if stack:
+            brokers, redis_url = given_services(settings)
+            parts = await exits.enter_async_context(Stack([MODEL], brokers=brokers, redis_url=redis_url))
+            running = parts, await exits.enter_async_context(RouterClient(parts.router_url))
+        for capture in captures:
+            score = await _replay(capture, running)
+            scores.append(score)
+            _show(score, as_json)
+    if not as_json:
+        _show(total(scores), as_json)
+    return 0 if all(_equal(score) for score in scores) else 1
+
+
+async def _replay(capture: Capture, running: tuple[Stack, RouterClient] | None) -> Score:
+    if capture.engine != "vllm":
+        raise ConfigError(f"{capture.name}: recordings of {capture.engine} are not read yet")
+    if running is None:
+        return await replay_vllm(capture)
+    async with ThroughStack(capture, *running) as way:
+        return await replay_vllm(capture, way)
+
+
+def _equal(score: Score) -> bool:
+    return (score.exact, score.states_equal, score.host_states_equal) == (
+        score.compared,
+        score.states,
+        score.host_states,
+    )
+
+
+def _show(score: Score, as_json: bool) -> None:
+    if as_json:
+        _print(msgspec.json.encode(score).decode())
+        return
+    values = [
+        str(score.compared),
+        str(score.exact),
+        str(score.over_tokens),
+        str(score.under_tokens),
+        f"{score.coverage:.4f}",
+        f"{score.over_credit:.4f}",
+        f"{score.states_equal}/{score.states}",
+        f"{score.host_states_equal}/{score.host_states}",
+        " ".join(f"{cause}={count}" for cause, count in sorted(score.excluded.items())),
+    ]
+    _print(_row(score.capture, values))
+    for miss in score.misses[:5]:
+        _print(f"    {miss}")
+
+
+def _row(name: str, values: Sequence[str]) -> str:
+    return f"{name:<34}" + " ".join(f"{value:>12}" for value in values)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)  # noqa: T201

@@ -1,0 +1,229 @@
+"""vLLM's scheduler without a model: requests in, steps, events and answers out; pure.
+
+Source: v1/core/sched/scheduler.py and v1/core/kv_cache_manager.py, 0.14.1 and 0.32.0: first-come policy, chunked
+prefill, no async scheduling.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from ops.simulator.block_pool import Block, BlockPool
+from ops.simulator.chain import Adapter, Chain, HashScheme
+from ops.simulator.dialect import Dialect
+from schemas.errors import BadRequest
+from schemas.vllm import Event
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One prompt, and the tokens that the engine will have generated for it."""
+
+    id: str
+    tokens: Sequence[int]
+    completion: Sequence[int]
+    adapter: Adapter | None = None
+    salt: str | None = None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What bounds an engine's steps and requests."""
+
+    max_num_seqs: int  # requests that run at once
+    max_num_batched_tokens: int  # of one step
+    max_model_len: int  # tokens of a request, its completion included
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """One request's end."""
+
+    request: Request
+    cached_tokens: int  # of the prompt, when it was first scheduled
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Who computes how many tokens in one step."""
+
+    scheduled: list[tuple["_Sequence", int]]
+    prefill_tokens: int
+    decodes: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one step leaves behind."""
+
+    finished: list[Finished]
+    events: list[Event]  # of this step, and of accepted resets before it
+
+
+class _Sequence:
+    """One request with its blocks."""
+
+    __slots__ = ("blocks", "cached_tokens", "chain", "computed", "generated", "request", "stored")
+
+    def __init__(self, request: Request, chain: Chain) -> None:
+        self.request = request
+        self.chain = chain
+        self.blocks: list[Block] = []
+        self.computed = 0  # tokens
+        self.stored = 0  # blocks that are findable
+        self.generated = 0
+        self.cached_tokens: int | None = None
+
+    @property
+    def missing(self) -> int:
+        """Tokens that are known and not computed."""
+        return len(self.chain.tokens) - self.computed
+
+
+class Engine:
+    """One rank. A step is `schedule`, then `complete`; what a step stores can be hit within it already."""
+
+    def __init__(self, pool: BlockPool, scheme: HashScheme, dialect: Dialect, limits: Limits) -> None:
+        self.pool = pool
+        self._scheme = scheme
+        self._whole_prompt_fits = dialect.whole_prompt_fits
+        self._limits = limits
+        self._longest = min(limits.max_model_len, pool.capacity_tokens)
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that do not, new or preempted."""
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            BadRequest: it is empty, generates nothing, or is longer than the engine can hold.
+        """
+        if not request.tokens:
+            raise BadRequest("prompt: no tokens")
+        if not request.completion:
+            raise BadRequest("max_tokens: must be at least 1")
+        total = len(request.tokens) + len(request.completion)
+        if total > self._longest:
+            raise BadRequest(
+                f"prompt: {len(request.tokens)} tokens, and {len(request.completion)} to generate, "
+                f"are more than {self._longest}"
+            )
+        chain = Chain(self._scheme, request.tokens, adapter=request.adapter, salt=request.salt)
+        self._waiting.append(_Sequence(request, chain))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; its blocks stay findable. An unknown one is none."""
+        for sequence in self._running:
+            if sequence.request.id == request_id:
+                self._running.remove(sequence)
+                self.pool.release(sequence.blocks)
+                return
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.request.id != request_id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Clear the cache unless a request runs; the event waits for the next step."""
+        return self.pool.reset()
+
+    def schedule(self) -> Plan:
+        """Decide the next step: running requests first, then waiting ones in their order."""
+        scheduled: list[tuple[_Sequence, int]] = []
+        budget = self._limits.max_num_batched_tokens
+        budget, preempted = self._schedule_running(scheduled, budget)
+        if not preempted:
+            self._schedule_waiting(scheduled, budget)
+        prefill_tokens = decodes = 0
+        for sequence, count in scheduled:
+            if sequence.computed < len(sequence.request.tokens):
+                prefill_tokens += count
+            else:
+                decodes += 1
+            sequence.computed += count
+        return Plan(scheduled, prefill_tokens, decodes)
+
+    def complete(self, plan: Plan) -> Outcome:
+        """End a step: one token for each request whose known tokens are all computed."""
+        finished: list[Finished] = []
+        for sequence, _ in plan.scheduled:
+            if sequence.missing or sequence not in self._running:  # a chunk of a prefill; aborted meanwhile
+                continue
+            request = sequence.request
+            sequence.chain.append(request.completion[sequence.generated])
+            sequence.generated += 1
+            if sequence.generated == len(request.completion):
+                self._running.remove(sequence)
+                self.pool.release(sequence.blocks)
+                finished.append(Finished(request, sequence.cached_tokens or 0))
+        return Outcome(finished, self.pool.take_events())
+
+    def step(self) -> Outcome:
+        """Schedule and complete one step."""
+        return self.complete(self.schedule())
+
+    def _schedule_running(self, scheduled: list[tuple[_Sequence, int]], budget: int) -> tuple[int, bool]:
+        """Give every running request its tokens; one that finds no block preempts the youngest."""
+        preempted = False
+        position = 0
+        while position < len(self._running) and budget > 0:
+            sequence = self._running[position]
+            count = min(sequence.missing, budget)
+            while not self._grow(sequence, [], count):
+                preempted = True
+                youngest = self._running.pop()
+                self._preempt(youngest)
+                if youngest is sequence:
+                    return budget, preempted
+            scheduled.append((sequence, count))
+            budget -= count
+            position += 1
+        return budget, preempted
+
+    def _schedule_waiting(self, scheduled: list[tuple[_Sequence, int]], budget: int) -> None:
+        """Start waiting requests while there is room; the first that finds none holds up those behind it."""
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
+            sequence = self._waiting[0]
+            hit = self.pool.find(sequence.chain)
+            cached_tokens = len(hit) * self.pool.block_size
+            sequence.computed = cached_tokens
+            count = min(sequence.missing, budget)
+            fits = not self._whole_prompt_fits or self._needed(sequence, hit, sequence.missing) <= self.pool.free_blocks
+            if not fits or not self._grow(sequence, hit, count):
+                sequence.computed = 0
+                return
+            if sequence.cached_tokens is None:
+                sequence.cached_tokens = cached_tokens
+            self._running.append(self._waiting.popleft())
+            scheduled.append((sequence, count))
+            budget -= count
+
+    def _needed(self, sequence: _Sequence, hit: Sequence[Block], count: int) -> int:
+        """Return the free blocks that computing `count` more tokens takes, those of the hit included."""
+        blocks = -(-(sequence.computed + count) // self.pool.block_size)
+        unheld = sum(not block.references for block in hit)
+        return blocks - len(sequence.blocks) - len(hit) + unheld
+
+    def _grow(self, sequence: _Sequence, hit: Sequence[Block], count: int) -> bool:
+        """Take the blocks for `count` more tokens and make those findable that get full; False: too few are free."""
+        if self._needed(sequence, hit, count) > self.pool.free_blocks:
+            return False
+        self.pool.hold(hit)
+        sequence.blocks += hit
+        sequence.stored += len(hit)
+        full = (sequence.computed + count) // self.pool.block_size
+        sequence.blocks += self.pool.allocate(self._needed(sequence, (), count))
+        self.pool.store(sequence.chain, sequence.blocks, sequence.stored, full)
+        sequence.stored = max(sequence.stored, full)
+        return True
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        """Put a running request back to the head of the queue; it begins again, with what is still cached."""
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.stored = 0
+        self._waiting.appendleft(sequence)

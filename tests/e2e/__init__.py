@@ -1,0 +1,1 @@
+"""Recorded engine traffic through the whole path."""

@@ -1,0 +1,1 @@
+"""Laws, searched by hypothesis."""

@@ -1,0 +1,1 @@
+"""Core functions alone, mirroring the packages; milliseconds, no services."""

@@ -1,0 +1,1 @@
+"""Hashing, fold, hit rule and lookup."""

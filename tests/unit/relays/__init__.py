@@ -1,0 +1,1 @@
+"""Decoders, mirror and records."""

@@ -1,0 +1,1 @@
+"""Shapes, topics, profiles and errors."""
