@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -23,6 +24,8 @@ from streams.agents import BEGIN_AGAIN
 
 log = structlog.get_logger()
 
+Given = TypeVar("Given", bound=msgspec.Struct)
+
 _WORKER_CHILD = "_KVATLAS_WORKER_CHILD"
 
 
@@ -31,7 +34,8 @@ def main() -> None:
     try:
         arguments = _parser().parse_args()
         settings = load(os.environ)
-        logs.configure(settings.log_level, settings.log_format)
+        # a tool's stdout is its result
+        logs.configure(settings.log_level, settings.log_format, sys.stderr if arguments.tool else sys.stdout)
         code = arguments.run(arguments, settings)
     except ConfigError as error:
         print(f"kvatlas: {error}", file=sys.stderr)  # noqa: T201
@@ -56,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_router(commands)
     _add_topics(commands)
     _add_replay(commands)
+    _add_engine(commands)
+    _add_demo(commands)
     return parser
 
 
@@ -79,7 +85,7 @@ def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="NAME=VALUE",
         help="a fact about the engine that its events do not say; relays/README.md lists them",
     )
-    relay.set_defaults(run=_relay)
+    relay.set_defaults(run=_relay, tool=False)
 
 
 def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -90,31 +96,20 @@ def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
         version=arguments.engine_version,
         ranks=spread_ranks(arguments.events, arguments.replay, arguments.ranks),
         topic=arguments.topic,
-        settings=engine_settings(arguments.set),
+        settings=set_values(arguments.set, EngineSettings),
     )
     relay = Relay(config, settings, client_options(settings.kafka_brokers, settings.security))
     metrics.serve(settings.metrics_port)
 
     async def run(stop: asyncio.Event) -> int:
-        running = asyncio.create_task(relay.run())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        running.cancel()
-        stopping.cancel()
-        await asyncio.gather(running, stopping, return_exceptions=True)
-        return 0 if running.cancelled() or running.exception() is None else _failed(running)
+        return await _until(stop, relay.run())
 
     return _run(run)
 
 
-def _failed(task: "asyncio.Task[None]") -> int:
-    log.error("relay.failed", exc_info=task.exception())
-    return 1
-
-
 def _add_worker(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     worker = commands.add_parser("worker", help="fold the models' events into Redis (KVATLAS_MODELS)")
-    worker.set_defaults(run=_worker)
+    worker.set_defaults(run=_worker, tool=False)
 
 
 def _worker(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -143,7 +138,7 @@ def _begin_again_where_asked() -> int:
 
 def _add_router(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     router = commands.add_parser("router", help="price prompts over HTTP")
-    router.set_defaults(run=_router)
+    router.set_defaults(run=_router, tool=False)
 
 
 def _router(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -170,7 +165,7 @@ def _router(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _add_topics(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     topics = commands.add_parser("topics", help="create every topic with its partitions and settings")
-    topics.set_defaults(run=_topics)
+    topics.set_defaults(run=_topics, tool=True)
 
 
 def _topics(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -195,7 +190,7 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     replay.add_argument("captures", nargs="+", type=Path, metavar="CAPTURE", help="folder of a recording")
     replay.add_argument("--stack", action="store_true", help="through relay, Kafka, worker, Redis and router")
     replay.add_argument("--json", action="store_true", help="one JSON object a line and recording")
-    replay.set_defaults(run=_replay)
+    replay.set_defaults(run=_replay, tool=True)
 
 
 def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -207,11 +202,47 @@ def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
     return _run(run)
 
 
+# ---- trying it out
+
+
+def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    engine = commands.add_parser("engine", help="run a simulated vLLM engine: HTTP, cache events, replay")
+    engine.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="ops/simulator/README.md")
+    engine.set_defaults(run=_engine, tool=False)
+
+
+def _engine(arguments: argparse.Namespace, settings: Settings) -> int:
+    from ops.simulator.server import run_engine
+    from ops.simulator.settings import SimulatorSettings
+
+    simulated = set_values(arguments.set, SimulatorSettings)
+
+    async def run(stop: asyncio.Event) -> int:
+        return await _until(stop, run_engine(simulated))
+
+    return _run(run)
+
+
+def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    demo = commands.add_parser("demo", help="run simulated engines, the whole stack and a client")
+    demo.add_argument("--seconds", type=float, default=60.0, help="how long to drive it (default 60)")
+    demo.set_defaults(run=_demo, tool=True)
+
+
+def _demo(arguments: argparse.Namespace, settings: Settings) -> int:
+    from ops.demo.run import run_demo
+
+    async def run(stop: asyncio.Event) -> int:
+        return await run_demo(arguments.seconds, settings, stop)
+
+    return _run(run)
+
+
 # ---- helpers
 
 
-def engine_settings(pairs: Sequence[str]) -> EngineSettings:
-    """Return the engine settings that `--set NAME=VALUE` arguments give; a value is JSON or a bare word.
+def set_values(pairs: Sequence[str], kind: type[Given]) -> Given:
+    """Return a struct from `--set NAME=VALUE` arguments; a value is JSON or a bare word.
 
     Raises:
         ConfigError: an unknown name, or a value that does not fit; the message names it.
@@ -226,9 +257,21 @@ def engine_settings(pairs: Sequence[str]) -> EngineSettings:
         except msgspec.DecodeError:
             values[name] = text
     try:
-        return msgspec.convert(values, EngineSettings, strict=False)
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--set: {error}") from error
+
+
+async def _until(stop: asyncio.Event, body: Coroutine[Any, Any, None]) -> int:
+    """Run a service until it is told to stop; return its exit code."""
+    running, stopping = asyncio.create_task(body), asyncio.create_task(stop.wait())
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+    stopping.cancel()
+    await asyncio.gather(running, stopping, return_exceptions=True)
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error
+    return 0
 
 
 def _run(body: Callable[[asyncio.Event], Awaitable[int]]) -> int:

@@ -1,15 +1,18 @@
-"""Logs: structlog to stdout, readable on a terminal, JSON elsewhere."""
+"""Logs: structlog to stdout (tools: stderr), readable on a terminal, JSON elsewhere."""
 
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import structlog
 
 
-def configure(level: str = "info", form: Literal["auto", "console", "json"] = "auto") -> None:
-    """Send all logs, the libraries' too, to stdout in one form."""
-    console = form == "console" or (form == "auto" and sys.stdout.isatty())
+def configure(
+    level: str = "info", form: Literal["auto", "console", "json"] = "auto", stream: TextIO | None = None
+) -> None:
+    """Send all logs, the libraries' too, to the stream (stdout) in one form."""
+    output = stream or sys.stdout
+    console = form == "console" or (form == "auto" and output.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -20,19 +23,15 @@ def configure(level: str = "info", form: Literal["auto", "console", "json"] = "a
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(output),
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
     )
-    handler = logging.StreamHandler(sys.stdout)
+    handler = logging.StreamHandler(output)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-
-
-def get_logger(name: str) -> Any:
-    """Return a logger; events are fixed names `package.what_happened`, the rest are fields."""
-    return structlog.get_logger(logger=name)

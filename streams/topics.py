@@ -9,8 +9,7 @@ from io import BytesIO
 from typing import Any, NamedTuple
 
 import msgspec
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
@@ -26,6 +25,7 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
@@ -71,15 +71,15 @@ async def create_topics(
     Returns:
         One report per spec, in order. A topic that existed is left as it is: new partitions would move its keys.
     Raises:
-        ConfigError: the broker refuses a topic and would again; the message names all such, and the others are made.
+        ConfigError: the broker refuses topics and would again; the message names them. Others may have been made.
         BrokerUnavailable: the broker does not answer, or the new topics have no leaders within 30 s.
     """
     names = [spec.name for spec in specs]
-    async with _client(bootstrap, security) as client, _admin(bootstrap, security) as admin:
+    async with _client(bootstrap, security) as client:
         there = await _described(client, names)
-        created = await _create(admin, [spec for spec in specs if spec.name not in there])
+        created = await _create(client, [spec for spec in specs if spec.name not in there])
         there = await _described_with_leaders(client, names)
-        settings = await _settings(admin, [spec for spec in specs if spec.name not in created])
+        settings = await _settings(client, [spec for spec in specs if spec.name not in created])
     return [
         TopicReport(spec.name, created=True)
         if spec.name in created
@@ -140,17 +140,20 @@ async def wait_for_topics(
         await asyncio.sleep(poll_s)
 
 
-# ---- making and comparing
+# ---- making and comparing; not through aiokafka's admin client, which cannot ask for ids, and on a cluster that has no
+# controller yet fails with an AttributeError
 
 
-async def _create(admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec]) -> set[str]:
+async def _create(client: AIOKafkaClient, specs: Sequence[TopicSpec]) -> set[str]:
     """Return which of these this call made: without those that another process made at the same time."""
     if not specs:
         return set()
-    response = await admin.create_topics(
-        # aiokafka takes a factor of -1 only beside replica assignments; an empty one goes out like none
-        [NewTopic(spec.name, spec.partitions, _BROKERS_DEFAULT, {}, spec.config) for spec in specs]
-    )
+    controller = client.cluster.controller
+    if controller is None:
+        raise BrokerUnavailable("Kafka has no controller at the moment")
+    wanted = [(spec.name, spec.partitions, _BROKERS_DEFAULT, [], list(spec.config.items())) for spec in specs]
+    request = CreateTopicsRequest(wanted, timeout=_REQUEST_TIMEOUT_MS, validate_only=False)
+    response = await client.send(controller.nodeId, request)
     created: set[str] = set()
     refused: list[str] = []
     for name, code, message in response.topic_errors:
@@ -166,17 +169,17 @@ async def _create(admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec]) -> set
     return created
 
 
-async def _settings(admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec]) -> dict[str, dict[str, str]]:
-    """Return topic -> setting -> value in force, at least for those that a spec names."""
+async def _settings(client: AIOKafkaClient, specs: Sequence[TopicSpec]) -> dict[str, dict[str, str]]:
+    """Return topic -> setting -> value in force, for the settings that a spec names and the broker knows."""
     if not specs:
         return {}
-    resources = [ConfigResource(ConfigResourceType.TOPIC, spec.name, spec.config) for spec in specs]
+    wanted = [(ConfigResourceType.TOPIC, spec.name, list(spec.config)) for spec in specs]
+    response = await client.send(client.get_random_node(), DescribeConfigsRequest(wanted))
     settings: dict[str, dict[str, str]] = {}
-    for response in await admin.describe_configs(resources):
-        for code, message, _, name, entries in response.resources:
-            if code:
-                raise BrokerUnavailable(f"topic {name!r}: its settings: {for_code(code).__name__}: {message}")
-            settings[name] = {entry[0]: entry[1] for entry in entries}
+    for code, message, _, name, entries in response.resources:
+        if code:
+            raise BrokerUnavailable(f"topic {name!r}: its settings: {for_code(code).__name__}: {message}")
+        settings[name] = {setting: value for setting, value, *_ in entries}
     return settings
 
 
@@ -235,17 +238,6 @@ async def _client(bootstrap: str, security: KafkaSecurity) -> AsyncIterator[AIOK
             yield client
         finally:
             await client.close()
-
-
-@asynccontextmanager
-async def _admin(bootstrap: str, security: KafkaSecurity) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(**client_options(bootstrap, security), request_timeout_ms=_REQUEST_TIMEOUT_MS)
-    with _translated(bootstrap):
-        try:
-            await admin.start()
-            yield admin
-        finally:
-            await admin.close()
 
 
 @contextmanager

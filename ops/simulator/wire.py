@@ -21,7 +21,7 @@ def encode_batch(time_s: float, events: Sequence[Event], rank: int, dialect: Dia
 
 
 def _event(event: Event, dialect: Dialect) -> list[Any] | dict[str, Any]:
-    tag = type(event).__name__
+    tag = event.__struct_config__.tag
     if isinstance(event, AllBlocksCleared):
         fields: list[tuple[str, Any]] = []
     elif isinstance(event, BlockStored):

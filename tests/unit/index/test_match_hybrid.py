@@ -104,6 +104,12 @@ def test_a_partial_entry_covers_what_lies_before_it_in_its_block() -> None:
     assert hit(PARTIAL, "2.1.", 17) == 4
 
 
+def test_a_whole_block_beyond_the_last_token_does_not_serve_its_inside() -> None:
+    """A full block that ends with the prompt is not looked up, so without a partial entry its inside is a miss."""
+    assert hit(PARTIAL, ".2.1", 17) == 8
+    assert hit(PARTIAL, ".2.1", 16) == 0
+
+
 def tiered(*parts: tuple[GroupClass, str]) -> Profile:
     return profile(Group(0, "full", 4), Group(1, "window", 4, 9), pairs=pairs(*parts))  # type: ignore[arg-type]
 
