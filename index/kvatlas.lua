@@ -4,16 +4,23 @@
 -- and the others are derived from it, so a shard lives on one node of a cluster.
 --
 -- Segment, key "…s" + 8-byte hash of its first block:
---   u8 blocks | u16 plain holders | u16 bytes of other holders | 8-byte hash of the last block
+--   u8 blocks | hash of its last block | hash of the band's first block | u16 branches | u16 plain holders
+--   | u16 bytes of other holders | both
 --   plain holder: u16 slot | u8 length | u16 residency              has [0, length)
 --   other holder: u16 slot | u8 runs | runs x (u8 start | u8 length | u16 residency)
---   blocks x 8-byte hash
+-- and its hashes, key "…h" + 8-byte hash of its first block: blocks x 8 bytes.
 -- A branch does not split a segment: it starts its own, named by its first block. A walk that leaves a segment goes on
--- with the segment named by the next block.
+-- with the segment named by the next block. The band's first segment counts the others of its band, and stays, if need
+-- be without holders, until they are gone: where it is missing there are none, and where it has no branches a walk
+-- that leaves it is over.
+--
+-- Debian's Redis hashes every byte of every string that Lua makes (2 us a KB; Valkey 0.5), so strings are kept short:
+-- hashes have a key of their own and are read only where chains part.
 
 local BAND = 128
-local HEADER = 13
-local TAKE = 61 -- first read of a segment: the header and nine plain holders
+local HEADER = 23
+local MANY = 8 -- segments of one MGET
+local NOTHING_NEEDED = 4294967295
 local MAX_SLOT = 16383
 
 -- Redis shows its Lua libraries only while a function runs, not while the library loads.
@@ -28,190 +35,179 @@ local function u16(x)
   return char(x % 256, (x - x % 256) / 256)
 end
 
----------------------------------------------------------------- which slots count
-
-local live_of = {} -- base -> {text, table}: a copy of what the text says, checked by comparing the text
-
-local function live_slots(base)
-  local text = call('GET', base .. 'l') or ''
-  local known = live_of[base]
-  if known and known[1] == text then return known[2] end
-  local slots = {}
-  for position = 1, #text do
-    local bits = byte(text, position)
-    for bit = 0, 7 do
-      if bits % 2 == 1 then slots[(position - 1) * 8 + bit] = true end
-      bits = (bits - bits % 2) / 2
-    end
-  end
-  live_of[base] = {text, slots}
-  return slots
-end
-
-local function set_live(base, slot, on)
-  -- SETBIT counts from the most significant bit; ours count from the least
-  call('SETBIT', base .. 'l', slot - slot % 8 + 7 - slot % 8, on)
-end
-
 local function stale()
   return redis.error_reply('KVSTALE the store has no data of this incarnation')
 end
 
----------------------------------------------------------------- reading
-
--- args: how many blocks in a row that nobody holds do not end the walk, then pairs (depth of the first block, packed
--- hashes).
--- Returns u32 table version, then for every live slot and run of equal residency, in order for each slot:
---   u16 slot | u16 residency | u32 first block | u32 blocks
-local function find_runs(keys, args)
-  local base = sub(keys[1], 1, -2)
-  if call('EXISTS', keys[1]) == 0 then return stale() end
-  local live = live_slots(base)
-  local prefix = base .. 's'
-  local gap = tonumber(args[1])
-  local out, count = {}, 0
-  for part = 2, #args, 2 do
-    local depth, blob = tonumber(args[part]), args[part + 1]
-    local n = #blob / 8
-    local pos, held_to = 0, 0 -- blocks walked; end of the last block that anybody holds
-    local cur, res_of = {}, {} -- slot -> where its open run began, and with what residency
-    local last_holders, last_n = nil, 0 -- of the previous segment, where everybody held all of it
-    while pos < n do
-      local key = prefix .. sub(blob, pos * 8 + 1, pos * 8 + 8)
-      local v = call('GETRANGE', key, 0, TAKE - 1)
-      if v == '' then
-        for slot, from in pairs(cur) do
-          count = count + 1
-          out[count] = pack('<HHII', slot, res_of[slot], depth + from, pos - from)
-        end
-        cur, last_holders = {}, nil
-        pos = pos + 1
-        if pos - held_to > gap then break end
-      else
-        local sn, r1, r2, x1, x2 = byte(v, 1, 5)
-        local plain = (r1 + r2 * 256) * 5
-        local start_hashes = HEADER + plain + x1 + x2 * 256
-        if start_hashes > #v then v = call('GETRANGE', key, 0, start_hashes - 1) end
-        local m
-        if pos + sn <= n and sub(v, 6, 13) == sub(blob, (pos + sn) * 8 - 7, (pos + sn) * 8) then
-          m = sn -- the last block's chained hash vouches for all before it
-        else
-          local hashes = call('GETRANGE', key, start_hashes, -1)
-          local lo, hi = 1, sn
-          if pos + hi > n then hi = n - pos end
-          while lo < hi do
-            local mid = (lo + hi + 1 - (lo + hi + 1) % 2) / 2
-            if sub(hashes, mid * 8 - 7, mid * 8) == sub(blob, (pos + mid) * 8 - 7, (pos + mid) * 8) then
-              lo = mid
-            else
-              hi = mid - 1
-            end
-          end
-          m = lo
-        end
-        local holders = sub(v, HEADER + 1, start_hashes)
-        if holders ~= last_holders or sn ~= last_n or m ~= sn then
-          local next_cur, all = {}, true
-          for o = 1, plain, 5 do
-            local a, b, len, c, d = byte(holders, o, o + 4)
-            local slot = a + b * 256
-            if live[slot] then
-              local res = c + d * 256
-              local from = cur[slot]
-              if from then
-                cur[slot] = nil
-                if res_of[slot] ~= res then
-                  count = count + 1
-                  out[count] = pack('<HHII', slot, res_of[slot], depth + from, pos - from)
-                  from = pos
-                end
-              else
-                from = pos
-              end
-              if len >= m then
-                next_cur[slot], res_of[slot], held_to = from, res, pos + m
-                if len ~= sn then all = false end
-              else
-                all = false
-                if pos + len > held_to then held_to = pos + len end
-                count = count + 1
-                out[count] = pack('<HHII', slot, res, depth + from, pos + len - from)
-              end
-            end
-          end
-          if #holders > plain then
-            all = false
-            local o = plain + 1
-            while o <= #holders do
-              local a, b, runs = byte(holders, o, o + 2)
-              o = o + 3
-              local slot = a + b * 256
-              local from, res = cur[slot], res_of[slot]
-              cur[slot] = nil
-              for _ = 1, runs do
-                local start, len, c, d = byte(holders, o, o + 3)
-                o = o + 4
-                if live[slot] and start < m then
-                  local run_res = c + d * 256
-                  if from and (start > 0 or run_res ~= res) then
-                    count = count + 1
-                    out[count] = pack('<HHII', slot, res, depth + from, pos - from)
-                    from = nil
-                  end
-                  if not from then from = pos + start end
-                  if start + len >= m then
-                    next_cur[slot], res_of[slot], held_to = from, run_res, pos + m
-                  else
-                    if pos + start + len > held_to then held_to = pos + start + len end
-                    count = count + 1
-                    out[count] = pack('<HHII', slot, run_res, depth + from, pos + start + len - from)
-                  end
-                  from = nil
-                end
-              end
-              if from then
-                count = count + 1
-                out[count] = pack('<HHII', slot, res, depth + from, pos - from)
-              end
-            end
-          end
-          for slot, from in pairs(cur) do
-            count = count + 1
-            out[count] = pack('<HHII', slot, res_of[slot], depth + from, pos - from)
-          end
-          cur = next_cur
-          if all and m == sn then last_holders, last_n = holders, sn else last_holders = nil end
-          if pos + m - held_to > gap then break end
-        else
-          held_to = pos + m
-        end
-        pos = pos + m
-      end
-    end
-    for slot, from in pairs(cur) do
-      count = count + 1
-      out[count] = pack('<HHII', slot, res_of[slot], depth + from, pos - from)
+-- how many of the first `high` hashes of a segment equal those of a chain from byte `at` on; the first one does
+local function equal_blocks(hashes, chain, at, high)
+  local low = 1
+  while low < high do
+    local middle = (low + high + 1 - (low + high + 1) % 2) / 2
+    if sub(hashes, middle * 8 - 7, middle * 8) == sub(chain, at + middle * 8 - 7, at + middle * 8) then
+      low = middle
+    else
+      high = middle - 1
     end
   end
-  return pack('<I', tonumber(call('GET', base .. 'v') or '0')) .. concat(out)
+  return low
+end
+
+---------------------------------------------------------------- reading
+
+-- A reply's piece: where on the chain the segment begins, how much of it matches, and its holders as they stand.
+-- Where the reader has to compare, `hashes` go with it.
+local function piece(position, blocks, segment, hashes)
+  if not hashes then return pack('<IBB', position, blocks, 0) .. sub(segment, 20) end
+  return pack('<IBB', position, 0, blocks) .. sub(segment, 20) .. hashes
+end
+
+-- Walk a stretch of the chain from segment to segment and append their pieces to `out`.
+-- Returns false where more than `gap` blocks in a row are in no segment: the walk is over.
+local function walk(base, chain, position, gap, out)
+  local total = #chain / 8
+  local pos, missing = 0, 0
+  while pos < total do
+    local name = sub(chain, pos * 8 + 1, pos * 8 + 8)
+    local segment = call('GET', base .. 's' .. name)
+    if segment then
+      local blocks = byte(segment)
+      -- the last block's chained hash vouches for all before it
+      if pos + blocks > total or sub(segment, 2, 9) ~= sub(chain, (pos + blocks) * 8 - 7, (pos + blocks) * 8) then
+        if pos + blocks > total then blocks = total - pos end
+        blocks = equal_blocks(call('GET', base .. 'h' .. name), chain, pos * 8, blocks)
+      end
+      out[#out + 1] = piece(position + pos, blocks, segment)
+      pos, missing = pos + blocks, 0
+    else
+      pos, missing = pos + 1, missing + 1
+      if missing > gap then return false end
+    end
+  end
+  return true
+end
+
+-- Walk whole bands of which only the first hashes (and behind them the last ones) are given.
+-- Returns whether the walk goes on, and the position of a band whose hashes are needed for that.
+local function walk_bands(base, ends, position, out)
+  local bands = #ends / 16
+  for from = 0, bands - 1, MANY do
+    local names = {}
+    for band = from, from + MANY - 1 do
+      if band < bands then names[#names + 1] = base .. 's' .. sub(ends, band * 8 + 1, band * 8 + 8) end
+    end
+    local segments = call('MGET', unpack_list(names))
+    for n = 1, #names do
+      local segment, start = segments[n], position + (from + n - 1) * BAND
+      if not segment then return false end
+      local last = (bands + from + n) * 8
+      if byte(segment) ~= BAND or sub(segment, 2, 9) ~= sub(ends, last - 7, last) then
+        local a, b = byte(segment, 18, 19)
+        if a + b > 0 then return false, start end
+        local first = (from + n) * 8
+        local hashes = call('GET', base .. 'h' .. sub(ends, first - 7, first))
+        out[#out + 1] = piece(start, byte(segment), segment, hashes)
+        return false
+      end
+      out[#out + 1] = piece(start, BAND, segment)
+    end
+  end
+  return true
+end
+
+-- args: how many blocks in a row that no segment has do not end the walk; which of the stretches is given by the ends
+-- of its bands only (0: none); then the stretches of the chain, one behind the other: packed hashes, or the first
+-- hashes of its bands and then their last ones.
+-- Returns u32 table version | u32 position of the band whose hashes are needed to go on, 2^32 - 1 where none is |
+-- for each segment on the way: u32 position | u8 blocks that match | u8 hashes | u16 plain holders
+-- | u16 bytes of other holders | both | hashes, which the reader compares where the blocks are 0; there the walk ends.
+-- Positions are counted from the first stretch's first block. Slots are told as they stand, dead ones too: the reader
+-- knows from the table of that version which ones count.
+local function find_segments(keys, args)
+  local base = sub(keys[1], 1, -2)
+  local known = call('MGET', keys[1], base .. 'v')
+  if not known[1] then return stale() end
+  local gap, by_ends = tonumber(args[1]), tonumber(args[2])
+  local position, needed, out = 0, nil, {''}
+  for n = 1, #args - 2 do
+    local stretch, more = args[n + 2], nil
+    if n == by_ends then
+      more, needed = walk_bands(base, stretch, position, out)
+      position = position + #stretch / 16 * BAND
+    else
+      more = walk(base, stretch, position, gap, out)
+      position = position + #stretch / 8
+    end
+    if gap == 0 and not more then break end
+  end
+  out[1] = pack('<II', tonumber(known[2] or '0'), needed or NOTHING_NEEDED)
+  return concat(out)
 end
 
 ---------------------------------------------------------------- one segment in hand, written back when left
 
-local function load_segment(prefix, first)
-  local v = call('GET', prefix .. first)
+local function load_segment(base, first)
+  local v = call('GET', base .. 's' .. first)
   if not v then return nil end
-  local r1, r2, x1, x2 = byte(v, 2, 5)
+  local b1, b2, r1, r2 = byte(v, 18, 21)
   local plain_end = HEADER + (r1 + r2 * 256) * 5
-  local other_end = plain_end + x1 + x2 * 256
   return {
     first = first,
+    blocks = byte(v),
+    last = sub(v, 2, 9),
+    trunk = sub(v, 10, 17),
+    branches = b1 + b2 * 256,
     plain = sub(v, HEADER + 1, plain_end),
-    other = sub(v, plain_end + 1, other_end),
-    hashes = sub(v, other_end + 1),
+    other = sub(v, plain_end + 1),
     dirty = false,
     lost = false, -- somebody lost blocks at its end
   }
+end
+
+local function put_segment(base, segment)
+  call(
+    'SET',
+    base .. 's' .. segment.first,
+    char(segment.blocks) .. segment.last .. segment.trunk .. u16(segment.branches)
+      .. u16(#segment.plain / 5) .. u16(#segment.other) .. segment.plain .. segment.other
+  )
+end
+
+local function delete_segment(base, first)
+  call('DEL', base .. 's' .. first, base .. 'h' .. first)
+end
+
+-- APPEND leaves room for as much again; a segment that cannot grow any more is written anew, without
+local function append_hashes(key, fresh, blocks, hashes)
+  if fresh then
+    call('SET', key, hashes)
+  elseif blocks < BAND then
+    call('APPEND', key, hashes)
+  else
+    call('SET', key, call('GET', key) .. hashes)
+  end
+end
+
+local function new_segment(first, trunk)
+  return {
+    first = first, blocks = 0, last = '', trunk = trunk, branches = 0, plain = '', other = '', dirty = false, lost = false,
+  }
+end
+
+-- the band's first segment, which is not in hand, has one branch more or less
+local function count_branch(base, trunk, change)
+  local segment = load_segment(base, trunk)
+  if not segment then -- it went when it was left, just now
+    segment = new_segment(trunk, trunk)
+    segment.blocks, segment.last = 1, trunk
+    call('SET', base .. 'h' .. trunk, trunk)
+  end
+  segment.branches = segment.branches + change
+  if segment.branches == 0 and #segment.plain + #segment.other == 0 then
+    delete_segment(base, trunk)
+  else
+    put_segment(base, segment)
+  end
 end
 
 -- how many of the segment's blocks anybody has
@@ -232,23 +228,23 @@ local function held(segment)
   return keep
 end
 
-local function save_segment(prefix, segment)
+local function save_segment(base, segment)
   if not segment or not segment.dirty then return end
   if segment.lost then
     local keep = held(segment)
-    if keep == 0 then
-      call('DEL', prefix .. segment.first)
+    if keep == 0 and segment.branches == 0 then
+      delete_segment(base, segment.first)
+      if segment.first ~= segment.trunk then count_branch(base, segment.trunk, -1) end
       return
     end
-    segment.hashes = sub(segment.hashes, 1, keep * 8)
+    if keep == 0 then keep = 1 end -- for its branches
+    if keep < segment.blocks then
+      local hashes = call('GETRANGE', base .. 'h' .. segment.first, 0, keep * 8 - 1)
+      call('SET', base .. 'h' .. segment.first, hashes)
+      segment.blocks, segment.last = keep, sub(hashes, -8)
+    end
   end
-  local hashes = segment.hashes
-  call(
-    'SET',
-    prefix .. segment.first,
-    char(#hashes / 8) .. u16(#segment.plain / 5) .. u16(#segment.other) .. sub(hashes, -8)
-      .. segment.plain .. segment.other .. hashes
-  )
+  put_segment(base, segment)
 end
 
 local function find_plain(plain, id)
@@ -345,67 +341,77 @@ local function mark(segment, id, a, b, res)
   segment.dirty = true
 end
 
--- position (in blocks) of the first hash of chain[from, to) that names a segment, or nil
-local function next_segment(prefix, chain, from, to)
+-- Position (in blocks) of the first of the chain's blocks [from, to) that names a segment, or nil. `at`: byte of the
+-- blob before the chain.
+local function next_segment(base, blob, at, from, to)
   if from >= to then return nil end
   local names = {}
-  for i = from, to - 1 do names[#names + 1] = prefix .. sub(chain, i * 8 + 1, i * 8 + 8) end
+  for i = from, to - 1 do names[#names + 1] = base .. 's' .. sub(blob, at + i * 8 + 1, at + i * 8 + 8) end
   if call('EXISTS', unpack_list(names)) == 0 then return nil end
   for i, name in ipairs(names) do
     if call('EXISTS', name) == 1 then return from + i - 1 end
   end
 end
 
--- A holder's blocks [first, end) of a chain that starts at its band's first block now have residency res.
--- `segment` is the one in hand; returns the one in hand afterwards.
-local function write_run(prefix, segment, id, first, chain, res)
-  local total = #chain / 8
+-- A holder's blocks [first, total) of a chain now have residency res. The chain starts at its band's first block, and
+-- at byte `at` + 1 of the blob. `segment` is the one in hand; returns the one in hand afterwards.
+local function write_run(base, segment, id, first, blob, at, total, res)
+  local trunk = sub(blob, at + 1, at + 8)
+  local branched = false
   local pos = 0
   while pos < total do
-    local name = sub(chain, pos * 8 + 1, pos * 8 + 8)
+    local name = sub(blob, at + pos * 8 + 1, at + pos * 8 + 8)
     if not segment or segment.first ~= name then
-      save_segment(prefix, segment)
-      segment = load_segment(prefix, name)
+      save_segment(base, segment)
+      segment = load_segment(base, name)
     end
+    if pos == 0 then branched = segment ~= nil and segment.branches > 0 end
     local fresh = not segment
     if fresh and res == 0 then
-      pos = next_segment(prefix, chain, pos + 1, total) or total
+      pos = branched and next_segment(base, blob, at, pos + 1, total) or total
     else
-      if fresh then segment = {first = name, plain = '', other = '', hashes = '', dirty = false, lost = false} end
-      local hashes = segment.hashes
-      local n = #hashes / 8
-      local lo, hi = fresh and 0 or 1, n
-      if pos + hi > total then hi = total - pos end
-      if hi > 0 and sub(hashes, hi * 8 - 7, hi * 8) == sub(chain, (pos + hi) * 8 - 7, (pos + hi) * 8) then
-        lo = hi
-      else
-        while lo < hi do
-          local mid = (lo + hi + 1 - (lo + hi + 1) % 2) / 2
-          if sub(hashes, mid * 8 - 7, mid * 8) == sub(chain, (pos + mid) * 8 - 7, (pos + mid) * 8) then
-            lo = mid
-          else
-            hi = mid - 1
-          end
+      if fresh then
+        segment = new_segment(name, trunk)
+        if pos > 0 then
+          count_branch(base, trunk, 1)
+          branched = true
         end
       end
-      if lo == n and pos + lo < total and res ~= 0 then
+      local n = segment.blocks
+      local same = n
+      if n > 0 and (pos + n > total or sub(blob, at + (pos + n) * 8 - 7, at + (pos + n) * 8) ~= segment.last) then
+        if pos + n > total then n = total - pos end
+        same = equal_blocks(call('GET', base .. 'h' .. name), blob, at + pos * 8, n)
+      end
+      if same == segment.blocks and pos + same < total and res ~= 0 then
         -- append what is new, up to the next block that already names a segment
-        local stop = next_segment(prefix, chain, pos + lo + (fresh and 1 or 0), total) or total
-        if stop > pos + lo then
-          segment.hashes = hashes .. sub(chain, (pos + lo) * 8 + 1, stop * 8)
-          segment.dirty = true
-          lo = stop - pos
+        local stop = total
+        if branched then stop = next_segment(base, blob, at, pos + same + (fresh and 1 or 0), total) or total end
+        if stop > pos + same then
+          append_hashes(base .. 'h' .. name, fresh, stop - pos, sub(blob, at + (pos + same) * 8 + 1, at + stop * 8))
+          segment.last = sub(blob, at + stop * 8 - 7, at + stop * 8)
+          same = stop - pos
+          segment.blocks, segment.dirty = same, true
         end
       end
       local a = first - pos
-      if a < lo then mark(segment, id, a > 0 and a or 0, lo, res) end
-      pos = pos + lo
+      if a < same then mark(segment, id, a > 0 and a or 0, same, res) end
+      pos = pos + same
     end
   end
   return segment
 end
 
 ---------------------------------------------------------------- applying a flush
+
+-- Slots that holders have now. A sweep leaves them alone.
+local function set_live(base, slot, on)
+  call('SETBIT', base .. 'l', slot, on)
+end
+
+local function is_live(base, slot)
+  return call('GETBIT', base .. 'l', slot) == 1
+end
 
 -- fence of a holder, field of "…f": "life epoch slot sequence broken"
 local function read_fence(base, holder)
@@ -431,7 +437,6 @@ end
 local function apply(keys, args)
   local base = sub(keys[1], 1, -2)
   if call('GET', keys[1]) ~= args[1] then return stale() end
-  local prefix = base .. 's'
   local blob, at = args[4], 1
   local applied, repeated, refused, gaps = 0, 0, 0, 0
   local moved = false
@@ -486,9 +491,7 @@ local function apply(keys, args)
     for _ = 1, runs do
       local first, res, size
       first, res, size, at = unpack('<BHH', blob, at)
-      if take then
-        segment = write_run(prefix, segment, id, first, sub(blob, at, at + size - 1), res)
-      end
+      if take then segment = write_run(base, segment, id, first, blob, at - 1, size / 8, res) end
       at = at + size
     end
     if take then
@@ -501,7 +504,7 @@ local function apply(keys, args)
       end
     end
   end
-  save_segment(prefix, segment)
+  save_segment(base, segment)
   if args[2] ~= '' then
     local known = tonumber(call('HGET', base .. 'c', args[2]) or '-1')
     if tonumber(args[3]) > known then call('HSET', base .. 'c', args[2], args[3]) end
@@ -562,15 +565,15 @@ end
 local function sweep(keys, args)
   local base = sub(keys[1], 1, -2)
   local prefix = base .. 's'
-  local dead, live = {}, live_slots(base)
+  local dead = {}
   for i = 1, #args[3], 2 do
     local a, b = byte(args[3], i, i + 1)
     -- another worker may have swept and freed it, and a holder taken it, since the caller looked
-    if not live[a + b * 256] then dead[sub(args[3], i, i + 1)] = true end
+    if not is_live(base, a + b * 256) then dead[sub(args[3], i, i + 1)] = true end
   end
   local reply = call('SCAN', args[1], 'MATCH', prefix .. '*', 'COUNT', args[2])
   for _, key in ipairs(reply[2]) do
-    local segment = load_segment(prefix, sub(key, #prefix + 1))
+    local segment = load_segment(base, sub(key, #prefix + 1))
     if segment then
       local kept = {}
       for o = 1, #segment.plain, 5 do
@@ -585,7 +588,7 @@ local function sweep(keys, args)
       local plain, other = concat(kept), concat(others)
       if #plain ~= #segment.plain or #other ~= #segment.other then
         segment.plain, segment.other, segment.dirty, segment.lost = plain, other, true, true
-        save_segment(prefix, segment)
+        save_segment(base, segment)
       end
     end
   end
@@ -607,14 +610,17 @@ end
 
 -- args: SCAN cursor, COUNT, slot. Returns the next cursor and (8-byte hash | u16 residency) of the slot's blocks.
 local function dump(keys, args)
-  local prefix = sub(keys[1], 1, -2) .. 's'
+  local base = sub(keys[1], 1, -2)
+  local prefix = base .. 's'
   local id = u16(tonumber(args[3]))
   local out = {}
   local reply = call('SCAN', args[1], 'MATCH', prefix .. '*', 'COUNT', args[2])
   for _, key in ipairs(reply[2]) do
-    local segment = load_segment(prefix, sub(key, #prefix + 1))
+    local segment = load_segment(base, sub(key, #prefix + 1))
+    local hashes
     local function blocks(start, len, res)
-      for i = start, start + len - 1 do out[#out + 1] = sub(segment.hashes, i * 8 + 1, i * 8 + 8) .. res end
+      hashes = hashes or call('GET', base .. 'h' .. segment.first)
+      for i = start, start + len - 1 do out[#out + 1] = sub(hashes, i * 8 + 1, i * 8 + 8) .. res end
     end
     local at = segment and find_plain(segment.plain, id)
     if at then blocks(0, byte(segment.plain, at + 2), sub(segment.plain, at + 3, at + 4)) end
@@ -636,7 +642,7 @@ local function register(name, body, flags)
     return body(keys, args)
   end}
 end
-register('find', find_runs, {'no-writes'})
+register('find', find_segments, {'no-writes'})
 register('dump', dump, {'no-writes'})
 register('apply', apply, {})
 register('beat', beat, {})

@@ -6,8 +6,8 @@ Key and value tables stand in `index/README.md`; the functions are in `kvatlas.l
 import asyncio
 import secrets
 import struct
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, cast
 
@@ -20,15 +20,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from index.digests import index_digest
 from index.fold import BandRun, Flush, HolderWrite
 from index.hashing import BAND_BLOCKS
-from index.match import Run
+from index.redis_link import Link
 from index.store import Applied, Found, HolderRow
+from index.walks import Piece, needed, pieces, runs_by_slot, stretches, version_of
 from schemas.errors import StaleIndex, StoreUnavailable
 from schemas.events import Heartbeat
 from schemas.profiles import Holder, Profile
 from schemas.topics import model_slug
 
 _BAND_BYTES = BAND_BLOCKS * 8
-_RUN = struct.Struct("<HHII")
 _WRITE = struct.Struct("<HQQHQQBII")
 _RUN_HEAD = struct.Struct("<BHH")
 _SCAN_COUNT = 500
@@ -58,6 +58,7 @@ class RedisStore:
 
     def __init__(self, clients: "Sequence[aioredis.Redis]", shards: int = 1) -> None:
         self._clients = list(clients)
+        self._links = [Link(client) for client in self._clients]
         self._shards = shards
         self._models: dict[str, _Model] = {}
 
@@ -71,6 +72,8 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close all connections."""
+        for link in self._links:
+            link.close()
         for client in self._clients:
             await client.aclose()
 
@@ -123,31 +126,29 @@ class RedisStore:
         """Return where the chain's blocks are."""
         bases = self._bases(model)
         if len(bases) == 1:
-            replies = [await self._read(0, bases[0], "find", gap, 0, chain)]
+            version, found = await self._walk(0, bases[0], chain, gap)
         else:
-            parts = _split_chain(chain, len(bases))
-            replies = await _gather(
-                self._read(shard, bases[shard], "find", gap, *arguments) for shard, arguments in parts.items()
-            )
-        version = int.from_bytes(replies[0][:4], "little")
+            version, found = await self._walk_shards(bases, chain, gap)
         known = self._models.get(model)
         if known is None or known.version != version:
             await self.holders(model)
             known = self._models[model]
-        return Found(_runs_of(replies, known.slots, by_band=len(bases) > 1))
+        slots = known.slots
+        return Found({slots[slot]: runs for slot, runs in runs_by_slot(found).items() if slot in slots})
 
     async def holders(self, model: str) -> list[HolderRow]:
         """Return the model's holders."""
         bases = self._bases(model)
         base = bases[0]
-        async with _translated(), self._client(0).pipeline(transaction=True) as pipe:
-            queue = cast("Any", pipe).execute_command
-            queue("GET", f"{base}i")
-            queue("GET", f"{base}v")
-            queue("TIME")
-            for name in "fapb":
-                queue("HGETALL", f"{base}{name}")
-            incarnation, version, now, fences, applied, profiles, beats = await pipe.execute()
+        with _translated():
+            async with self._client(0).pipeline(transaction=True) as pipe:
+                queue = cast("Any", pipe).execute_command
+                queue("GET", f"{base}i")
+                queue("GET", f"{base}v")
+                queue("TIME")
+                for name in "fapb":
+                    queue("HGETALL", f"{base}{name}")
+                incarnation, version, now, fences, applied, profiles, beats = await pipe.execute()
         if incarnation is None:
             raise StaleIndex(f"model {model!r} has no incarnation")
         now_ms = now[0] * 1000 + now[1] // 1000
@@ -207,6 +208,43 @@ class RedisStore:
         for shard, base in reversed(list(enumerate(bases))):
             await self._fcall(shard, base, "swept", 0 if shard else 1, *dead)
         return len(dead)
+
+    # ---- reading
+
+    async def _walk(
+        self, shard: int, base: str, chain: bytes, gap: int, *, apart: bool = False
+    ) -> tuple[int, list[Piece]]:
+        """Return the table's version, and the segments along a chain that is this shard's own.
+
+        Args:
+            apart: its bands do not follow one another.
+        """
+        found: list[Piece] = []
+        at = 0
+        while True:
+            reply = await self._read(shard, base, "find", *stretches(chain, at * 8, gap, apart=apart))
+            found += pieces(reply, chain, at)
+            missing = needed(reply)
+            if missing is None:
+                return version_of(reply), found
+            at += missing
+
+    async def _walk_shards(self, bases: list[str], chain: bytes, gap: int) -> tuple[int, list[Piece]]:
+        """Ask every shard about its own bands; shard 0 always, for its version names the slots."""
+        bands: dict[int, list[int]] = {0: []}
+        for at in range(0, len(chain), _BAND_BYTES):
+            bands.setdefault(int.from_bytes(chain[at : at + 8], "little") % len(bases), []).append(at)
+        answers = await _gather(
+            self._walk(shard, bases[shard], b"".join(chain[at : at + _BAND_BYTES] for at in own), gap, apart=True)
+            for shard, own in bands.items()
+        )
+        found: list[Piece] = []
+        for own, (_, part) in zip(bands.values(), answers, strict=True):
+            for position, *piece in part:
+                band, inside = divmod(position, BAND_BLOCKS)
+                found.append((own[band] // 8 + inside, *piece))
+        found.sort()
+        return answers[0][0], found
 
     # ---- writing
 
@@ -275,18 +313,22 @@ class RedisStore:
         return await self._fcall(shard, model.bases[shard], name, *arguments)
 
     async def _fcall(self, shard: int, base: str, name: str, *arguments: Any) -> Any:
-        return await self._command(shard, "FCALL", f"kvatlas_{name}", 1, f"{base}i", *arguments)
+        return await self._linked(shard, "FCALL", f"kvatlas_{name}", 1, f"{base}i", *arguments)
 
     async def _read(self, shard: int, base: str, name: str, *arguments: Any) -> Any:
-        return await self._command(shard, "FCALL_RO", f"kvatlas_{name}", 1, f"{base}i", *arguments)
+        return await self._linked(shard, "FCALL_RO", f"kvatlas_{name}", 1, f"{base}i", *arguments)
+
+    async def _linked(self, shard: int, *command: Any) -> Any:
+        with _translated():
+            return await self._links[shard % len(self._links)].call(*command)
 
     async def _command(self, shard: int, *arguments: Any) -> Any:
-        async with _translated():
+        with _translated():
             return await cast("Any", self._client(shard)).execute_command(*arguments)
 
 
-@asynccontextmanager
-async def _translated() -> AsyncIterator[None]:
+@contextmanager
+def _translated() -> Iterator[None]:
     """Raise the library's errors as ours."""
     try:
         yield
@@ -386,36 +428,3 @@ def _pack_write(write: HolderWrite, epoch: _Epoch, shards: int) -> list[bytes]:
             parts += (_RUN_HEAD.pack(run.first, run.residency, len(run.chain)), run.chain)
         packed.append(b"".join(parts))
     return packed
-
-
-def _split_chain(chain: bytes, shards: int) -> dict[int, list[Any]]:
-    """Return for each shard the (depth, hashes) arguments of its bands."""
-    parts: dict[int, list[Any]] = {0: []}  # shard 0 is always asked: its version names the slots
-    for at in range(0, len(chain), _BAND_BYTES):
-        shard = int.from_bytes(chain[at : at + 8], "little") % shards
-        parts.setdefault(shard, []).extend((at // 8, chain[at : at + _BAND_BYTES]))
-    return parts
-
-
-def _runs_of(replies: Sequence[bytes], slots: dict[int, Holder], *, by_band: bool) -> dict[Holder, list[Run]]:
-    found: dict[Holder, list[Run]] = {}
-    for reply in replies:
-        for slot, residency, start, length in _RUN.iter_unpack(reply[4:]):
-            holder = slots.get(slot)
-            if holder is not None:
-                found.setdefault(holder, []).append(Run(start, length, residency))
-    if by_band:
-        for holder, runs in found.items():
-            found[holder] = _joined(sorted(runs))
-    return found
-
-
-def _joined(runs: Sequence[Run]) -> list[Run]:
-    joined: list[Run] = []
-    for run in runs:
-        last = joined[-1] if joined else None
-        if last and last.start + last.length == run.start and last.residency == run.residency:
-            joined[-1] = Run(last.start, last.length + run.length, run.residency)
-        else:
-            joined.append(run)
-    return joined

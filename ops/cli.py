@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -20,13 +19,10 @@ from relays.dialects import EngineSettings
 from relays.process import Relay, RelayConfig, spread_ranks
 from schemas.errors import ConfigError, PipelineError
 from schemas.topics import topic_specs
-from streams.agents import BEGIN_AGAIN
 
 log = structlog.get_logger()
 
 Given = TypeVar("Given", bound=msgspec.Struct)
-
-_WORKER_CHILD = "_KVATLAS_WORKER_CHILD"
 
 
 def main() -> None:
@@ -72,11 +68,12 @@ def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     relay = commands.add_parser("relay", help="mirror one engine's cache events into Kafka")
     relay.add_argument("--model", required=True, help="the model's name, revision included where it matters")
     relay.add_argument("--replica", required=True, help="the name that the gateway knows the engine by")
-    relay.add_argument("--engine", default="vllm", help="vllm")
+    relay.add_argument("--engine", default="vllm", help="vllm or sglang (default vllm)")
     relay.add_argument("--engine-version", required=True, help="for example 0.32.0; the dialect depends on it")
     relay.add_argument("--events", required=True, help="the engine's PUB socket, for example tcp://127.0.0.1:5557")
     relay.add_argument("--replay", help="its replay socket; without one gaps cannot be filled")
     relay.add_argument("--ranks", type=int, default=1, help="data-parallel ranks, one port each (default 1)")
+    relay.add_argument("--rank", type=int, default=0, help="the first rank's number (default 0)")
     relay.add_argument("--topic", default="", help="the topic that the engine publishes under (default: any)")
     relay.add_argument(
         "--set",
@@ -94,12 +91,12 @@ def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
         replica=arguments.replica,
         engine=arguments.engine,
         version=arguments.engine_version,
-        ranks=spread_ranks(arguments.events, arguments.replay, arguments.ranks),
+        ranks=spread_ranks(arguments.events, arguments.replay, arguments.ranks, first=arguments.rank),
         topic=arguments.topic,
         settings=set_values(arguments.set, EngineSettings),
     )
     relay = Relay(config, settings, client_options(settings.kafka_brokers, settings.security))
-    metrics.serve(settings.metrics_port)
+    metrics.serve(settings.metrics_port, settings.metrics_host)
 
     async def run(stop: asyncio.Event) -> int:
         return await _until(stop, relay.run())
@@ -115,25 +112,8 @@ def _add_worker(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _worker(arguments: argparse.Namespace, settings: Settings) -> int:
     from streams.worker import Worker  # Faust configures much when it is imported
 
-    metrics.serve(settings.metrics_port)
-    if os.environ.get(_WORKER_CHILD):
-        return _run(Worker(settings).run)
-    return _begin_again_where_asked()
-
-
-def _begin_again_where_asked() -> int:
-    """Run the worker in a child process that begins anew when the index was lost; signals are passed on."""
-    while True:
-        child = subprocess.Popen([sys.executable, "-m", "ops.cli", "worker"], env=os.environ | {_WORKER_CHILD: "1"})
-
-        def pass_on(number: int, _frame: object, child: "subprocess.Popen[bytes]" = child) -> None:
-            child.send_signal(number)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, pass_on)
-        code = child.wait()
-        if code != BEGIN_AGAIN:
-            return code
+    metrics.serve(settings.metrics_port, settings.metrics_host)
+    return _run(Worker(settings).run)
 
 
 def _add_router(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

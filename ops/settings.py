@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     secret: str = ""  # of the deployment, mixed into block hashes; equal in relays and routers
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "console", "json"] = "auto"
+    metrics_host: str = "127.0.0.1"
     metrics_port: int = 0  # of relay and worker; 0: none
 
     relay_heartbeat_s: float = 1.0

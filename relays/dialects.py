@@ -29,6 +29,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hash_algorithm: str = "sha256"
     hash_seed: str | None = None  # PYTHONHASHSEED of the engine
     hash_bits: int = 64  # 256 with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0
+    hicache: bool = False  # SGLang keeps a host tier
+    unreported: tuple[Literal["window", "state"], ...] = ()  # SGLang: classes of the model that its events leave out
+    upper_bound_policy: Literal["credit", "gone"] = "credit"  # of replicas that do not report every class
     report_mode_full: bool = False  # clients send kv_cache_report_mode=full
     adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
     rank_selectable: bool = True
@@ -40,6 +43,20 @@ def parse_version(text: str) -> tuple[int, ...]:
     if not match:
         raise ConfigError(f"engine version: {text!r} does not begin with a number")
     return tuple(int(part) for part in match.group().split("."))
+
+
+def profile_for(engine: str, model: str, name: str, version: str, settings: EngineSettings) -> Profile:
+    """Return the profile that an engine, its version and its operator's settings give.
+
+    Raises:
+        ConfigError: an engine that is not known here, a version that cannot be used, or settings that it cannot have.
+    """
+    match engine:
+        case "vllm":
+            return vllm_profile(model, name, version, settings)
+        case "sglang":
+            return sglang_profile(model, name, version, settings)
+    raise ConfigError(f"engine: {engine!r} is not known; known: sglang, vllm")
 
 
 def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
@@ -85,6 +102,49 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
         hidden_namespaces=_vllm_hidden(number),
         rank_selectable=settings.rank_selectable,
     )
+
+
+def sglang_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
+    """Return the profile of an SGLang replica.
+
+    Source: engines/other-engines.md, sections 1.2 to 1.9.
+    """
+    number = parse_version(version)
+    if number < (0, 5, 6):
+        # the first page of every tree node says that it has no parent, and hashes ignore what precedes (1.4)
+        raise ConfigError(f"engine version: SGLang {version} announces broken parents; 0.5.6 is the first usable one")
+    uncertain = settings.hicache and number < (0, 5, 11)  # demotion is silent there (1.8)
+    unit = settings.block_size
+    groups = (Group(0, "full", unit),) if unit else ()
+    return Profile(
+        model=model,
+        name=name,
+        engine="sglang",
+        version=version,
+        dialect="sglang",
+        unit=unit,
+        alignment=unit,
+        drafting="pairs" if settings.drafting == "eagle" else "none",
+        groups=groups,
+        tiers=(TierProfile("gpu"), TierProfile("host")),
+        tier_walk="mixed",
+        clear_scope="all",
+        hidden_namespaces=_sglang_hidden(number),
+        marks=("tier_uncertain",) if uncertain else (),
+        rank_selectable=settings.rank_selectable,
+        upper_bound=bool(settings.unreported),
+        upper_bound_policy=settings.upper_bound_policy,
+    )
+
+
+def _sglang_hidden(number: tuple[int, ...]) -> Any:
+    """Return the namespaces that share hashes or are not announced (1.3, 1.4); extra keys never are."""
+    hidden = ["extra_key"]
+    if number < (0, 5, 18):
+        hidden.append("salt")
+    if number < (0, 5, 22):
+        hidden.append("adapter")
+    return tuple(hidden)
 
 
 def has_groups(version: str) -> bool:

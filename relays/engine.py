@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from relays import vllm
-from relays.dialects import has_groups
+from relays.decoders import decoder_of
 from relays.engine_events import Decoded
 from relays.mirror import HashCheck, Limits, Mirror
 from relays.records import Voice
 from relays.vllm_hashes import first_block_check
-from schemas.errors import ConfigError, FrameError
+from schemas.errors import FrameError
 from schemas.events import Heartbeat, HolderState, Record
 from schemas.profiles import Holder, Profile
 
@@ -26,7 +25,7 @@ class EngineRank:
         self.time_s = 0.0
         self._secret = secret
         self._limits = limits
-        self.source = decoder_source(profile)
+        self.decode = decoder_of(profile)
         self._check: HashCheck | None = first_block_check(profile)
         self.mirror = self._new_mirror(profile)
         self.voice = Voice(holder, life)
@@ -41,7 +40,7 @@ class EngineRank:
         """Apply one message, or count why not; its sequence is passed either way."""
         self.received[source] = sequence
         try:
-            decoded = vllm.decode_payload(sequence, payload, self.source)
+            decoded = self.decode(sequence, payload)
         except FrameError as error:
             self.counts[error.reason] += 1
             return None
@@ -69,12 +68,3 @@ class EngineRank:
     def beat(self, state: HolderState, *, share_known: float = 1.0, reason: str = "") -> Record:
         """Return a heartbeat."""
         return self.voice.beat(Heartbeat(state, dict(self.received), share_known, reason), self.time_s)
-
-
-def decoder_source(profile: Profile) -> vllm.Source:
-    """Return what the profile's decoder must know."""
-    if profile.dialect != "vllm":
-        raise ConfigError(f"dialect: {profile.dialect!r} has no decoder")
-    return vllm.Source(
-        hash_bits=profile.hash.bits, adapters=profile.adapters, multiple_groups=has_groups(profile.version)
-    )

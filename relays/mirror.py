@@ -246,6 +246,8 @@ class Mirror:
     # ---- stores
 
     def _store(self, event: Stored) -> None:
+        if event.pairs and self.profile.drafting != "pairs":
+            self._change_profile(drafting="pairs")  # known by the shape of the tokens alone (DESIGN 4.8)
         position = self._learn_group(event)
         if position is None:
             return

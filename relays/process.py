@@ -12,7 +12,7 @@ import structlog
 import zmq.asyncio
 
 from ops.settings import Settings
-from relays.dialects import EngineSettings, vllm_profile
+from relays.dialects import EngineSettings, profile_for
 from relays.engine import EngineRank
 from relays.publisher import Publisher
 from relays.rank import RankRelay
@@ -28,6 +28,8 @@ log = structlog.get_logger()
 
 _PAUSE_S = 1.0
 _FLUSH_S = 5.0
+_GATHER_S = 0.005  # after a record the next one waits for more changes to carry
+_MAX_DELAY_S = 60.0  # of the answer to a request, whatever it says
 
 
 class RelayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,8 @@ class Relay:
         self._topic = events_topic(config.model)
         self._life = 0
         self._changed = asyncio.Event()
-        self._speaking = asyncio.Lock()  # a heartbeat must not overtake the records whose sequence it names
+        self._speaking = asyncio.Lock()  # a heartbeat must not overtake the record whose sequence it names
+        self._certain = False  # these lives are above all earlier ones
         self._told_entry: ReplicaEntry | None = None
         self._publisher = Publisher(
             client,
@@ -67,7 +70,7 @@ class Relay:
 
     async def run(self) -> None:
         """Relay until cancelled; then stop reading, send what is owed and close."""
-        self._life = await self._read_life()
+        # Kafka is not waited for: the engine's ring forgets
         self._ranks = [self._rank(rank) for rank in self._config.ranks]
         log.info("relay.started", replica=self._config.replica, ranks=len(self._ranks), life=self._life)
         sending = asyncio.create_task(self._publisher.run())
@@ -75,9 +78,8 @@ class Relay:
             async with asyncio.TaskGroup() as tasks:
                 for rank in self._ranks:
                     tasks.create_task(rank.run())
-                tasks.create_task(self._speak())
-                tasks.create_task(self._beat())
-                tasks.create_task(self._listen())
+                tasks.create_task(self._talk())
+                tasks.create_task(_watch(sending))
         finally:
             await self._finish(sending)
 
@@ -114,19 +116,40 @@ class Relay:
 
     # ---- tasks
 
+    async def _talk(self) -> None:
+        """Speak, beat and listen, once it is certain that no earlier life is higher."""
+        known = await self._read_life()
+        if known >= min(rank.engine.voice.life for rank in self._ranks):
+            self._life = max(self._life, known)
+            for rank in self._ranks:
+                rank.begin_life("clock_behind", keep=True)
+        self._certain = True
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._speak())
+            tasks.create_task(self._beat())
+            tasks.create_task(self._listen())
+
     async def _speak(self) -> None:
         """Publish what is new, as soon as Kafka has room; until then the mirrors keep the difference."""
         while True:
             await self._changed.wait()
-            await self._publisher.wait_for_room()
             self._changed.clear()
             await self._speak_once()
+            await asyncio.sleep(_GATHER_S)
 
     async def _speak_once(self) -> None:
+        """Publish what is new, a record of each rank in turn."""
+        telling = list(self._ranks)
+        while telling:
+            for rank in list(telling):
+                await self._publisher.wait_for_room()
+                async with self._speaking:
+                    record = rank.next_record()
+                    if record is None:
+                        telling.remove(rank)
+                    else:
+                        await self._publisher.put(self._topic, self._key, encode_record(record))
         async with self._speaking:
-            for rank in self._ranks:
-                for record in rank.speak():
-                    await self._publisher.put(self._topic, self._key, encode_record(record))
             await self._tell_entry()
 
     async def _tell_entry(self) -> None:
@@ -162,13 +185,14 @@ class Relay:
 
     async def _say_again(self, rank: RankRelay, request: Resync) -> None:
         life = rank.engine.voice.life
-        await asyncio.sleep(random.uniform(0, request.within_s))
-        if rank.engine.voice.life == life:  # else another request, or a restart, was faster
-            rank.begin_life(request.reason, keep=True)
+        await asyncio.sleep(random.uniform(0, min(max(request.within_s, 0.0), _MAX_DELAY_S)))
+        async with self._speaking:
+            if rank.engine.voice.life == life:  # else another request, or a restart, was faster
+                rank.begin_life(request.reason, keep=True)
 
     async def _finish(self, sending: "asyncio.Task[None]") -> None:
         """Send what is owed, if Kafka takes it, and close."""
-        if self._publisher.healthy:
+        if self._certain and self._publisher.healthy:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_S):
                     await self._speak_once()
@@ -180,25 +204,27 @@ class Relay:
         log.info("relay.stopped", replica=self._config.replica)
 
 
+async def _watch(sending: "asyncio.Task[None]") -> None:
+    """Fail with the task that sends; it outlives the others, to send what they leave."""
+    await asyncio.shield(sending)
+
+
 def profile_of(config: RelayConfig) -> Profile:
     """Return the profile that configuration and dialect table give.
 
     Raises:
         ConfigError: an engine that is not known here, or settings that it cannot have.
     """
-    if config.engine != "vllm":
-        raise ConfigError(f"engine: {config.engine!r} is not known; known: vllm")
-    return msgspec.structs.replace(
-        vllm_profile(config.model, config.replica, config.version, config.settings), ranks=config.ranks
-    )
+    profile = profile_for(config.engine, config.model, config.replica, config.version, config.settings)
+    return msgspec.structs.replace(profile, ranks=config.ranks)
 
 
-def spread_ranks(endpoint: str, replay_endpoint: str | None, count: int) -> tuple[Rank, ...]:
-    """Return one endpoint a rank: the port plus the rank, for both sockets (engines/vllm-events.md 1.5)."""
+def spread_ranks(endpoint: str, replay_endpoint: str | None, count: int, *, first: int = 0) -> tuple[Rank, ...]:
+    """Return one endpoint a rank: the port rises by one, for both sockets (engines/vllm-events.md 1.5)."""
     if count == 1:
-        return (Rank(0, endpoint, replay_endpoint),)
+        return (Rank(first, endpoint, replay_endpoint),)
     return tuple(
-        Rank(n, _offset(endpoint, n), None if replay_endpoint is None else _offset(replay_endpoint, n))
+        Rank(first + n, _offset(endpoint, n), None if replay_endpoint is None else _offset(replay_endpoint, n))
         for n in range(count)
     )
 

@@ -6,6 +6,7 @@ in order, all that was not acknowledged; the fold's fence drops the repeats.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,27 +14,29 @@ from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerClosed
 
-from ops.metrics import RELAY_PRODUCERS, RELAY_RECORDS
+from ops.metrics import RELAY_PRODUCERS, RELAY_RECORDS, RELAY_REJECTS
 
 log = structlog.get_logger()
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-_STOP_S = 10.0
+_STOP_S = 5.0
+_HEALTHY_S = 5.0  # a record that waits longer for its acknowledgement tells of an outage
 
 
 class _Owed:
     """One record on its way, and the producer that has it."""
 
-    __slots__ = ("done", "key", "producer", "topic", "value")
+    __slots__ = ("done", "key", "producer", "since_s", "topic", "value")
 
     def __init__(self, topic: str, key: bytes, value: bytes | None) -> None:
         self.topic = topic
         self.key = key
         self.value = value
         self.producer: AIOKafkaProducer | None = None
+        self.since_s = time.monotonic()
         self.done = False
 
 
@@ -46,7 +49,8 @@ class Publisher:
         self._in_flight = in_flight
         self._request_timeout_ms = request_timeout_ms
         self._owed: deque[_Owed] = deque()
-        self._producer: AIOKafkaProducer | None = None
+        self._producer: AIOKafkaProducer | None = None  # the one that sends
+        self._ready = False  # it has all that was owed before it came
         self._failed = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -56,7 +60,13 @@ class Publisher:
     @property
     def healthy(self) -> bool:
         """Return whether records reach Kafka now."""
-        return self._producer is not None and not self._failed.is_set()
+        waiting_s = time.monotonic() - self._owed[0].since_s if self._owed else 0.0
+        return self._ready and not self._failed.is_set() and waiting_s < _HEALTHY_S
+
+    @property
+    def owed(self) -> int:
+        """Records that Kafka has not acknowledged."""
+        return len(self._owed)
 
     async def wait_for_room(self) -> None:
         """Wait until fewer records are owed than may be in flight."""
@@ -69,8 +79,9 @@ class Publisher:
         self._nothing_owed.clear()
         if len(self._owed) >= self._in_flight:
             self._room.clear()
-        if self._producer is not None and not self._failed.is_set():
-            await self._send(self._producer, owed)
+        if self._producer is not None and self._ready and not self._failed.is_set():
+            # whoever puts may be cancelled while the producer is full; the record must not be
+            await asyncio.shield(self._send(self._producer, owed))
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until nothing is owed; return whether that came true in time."""
@@ -80,11 +91,11 @@ class Publisher:
         return not self._owed
 
     async def run(self) -> None:
-        """Keep a producer alive until cancelled."""
+        """Keep a producer alive until cancelled; then what it has is flushed."""
         pause_s = _FIRST_PAUSE_S
         while True:
             self._failed.clear()
-            producer = AIOKafkaProducer(
+            self._producer = producer = AIOKafkaProducer(
                 **self._client,
                 enable_idempotence=True,
                 acks="all",
@@ -94,37 +105,50 @@ class Publisher:
             )
             try:
                 await producer.start()
-                while unsent := [owed for owed in self._owed if owed.producer is not producer]:
-                    for owed in unsent:
-                        await self._send(producer, owed)
-                self._producer = producer
-                log.info("relay.producer_ready", owed=len(self._owed))
+                await self._send_again(producer)
                 await self._failed.wait()
+                RELAY_PRODUCERS.inc()
                 pause_s = _FIRST_PAUSE_S
             except (KafkaError, OSError) as error:
                 log.warning("relay.broker_unavailable", error=str(error), pause_s=pause_s, owed=len(self._owed))
             finally:
+                self._ready = False
                 self._producer = None
-                await _stop(producer)
-            RELAY_PRODUCERS.inc()
+                await _stop(producer, flush=not self._failed.is_set())
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _send_again(self, producer: AIOKafkaProducer) -> None:
+        """Send all that is owed, in order; meanwhile `put` adds to it and sends nothing."""
+        while unsent := [owed for owed in self._owed if owed.producer is not producer]:
+            for owed in unsent:
+                await self._send(producer, owed)
+                if self._failed.is_set():
+                    return
+        self._ready = True
+        log.info("relay.producer_ready", owed=len(self._owed))
 
     async def _send(self, producer: AIOKafkaProducer, owed: _Owed) -> None:
         owed.producer = producer
         try:
             future = await producer.send(owed.topic, value=owed.value, key=owed.key)
+        except MessageSizeTooLargeError as error:  # and so it would be the next time
+            log.critical("relay.record_too_large", topic=owed.topic, error=str(error))
+            RELAY_REJECTS.labels(self._engine, "record_too_large").inc()
+            self._settle(owed)
         except (KafkaError, OSError) as error:
-            self._fail(error)
-            return
-        future.add_done_callback(lambda done: self._acknowledged(owed, done))
+            self._fail(producer, error)
+        else:
+            future.add_done_callback(lambda done: self._acknowledged(producer, owed, done))
 
-    def _acknowledged(self, owed: _Owed, done: "asyncio.Future[Any]") -> None:
+    def _acknowledged(self, producer: AIOKafkaProducer, owed: _Owed, done: "asyncio.Future[Any]") -> None:
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if error is not None:
-            if owed.producer is self._producer:
-                self._fail(error)
-            return
+        if error is None:
+            self._settle(owed)
+        else:
+            self._fail(producer, error)
+
+    def _settle(self, owed: _Owed) -> None:
         owed.done = True
         while self._owed and self._owed[0].done:
             self._owed.popleft()
@@ -134,13 +158,33 @@ class Publisher:
         if not self._owed:
             self._nothing_owed.set()
 
-    def _fail(self, error: BaseException) -> None:
-        if not self._failed.is_set():
-            log.warning("relay.producer_failed", error=f"{type(error).__name__}: {error}", owed=len(self._owed))
-            self._failed.set()
+    def _fail(self, producer: AIOKafkaProducer, error: BaseException) -> None:
+        if producer is not self._producer or self._failed.is_set():
+            return
+        log.warning("relay.producer_failed", error=f"{type(error).__name__}: {error}", owed=len(self._owed))
+        self._failed.set()
+        _drop_unsent(producer)
 
 
-async def _stop(producer: AIOKafkaProducer) -> None:
+def _drop_unsent(producer: AIOKafkaProducer) -> None:
+    """Fail what the producer has not sent, so that it does not go out without the record that failed before it."""
+    unsent = producer._message_accumulator._batches
+    for batches in unsent.values():
+        for batch in batches:
+            batch.failure(ProducerClosed())
+    unsent.clear()
+
+
+async def _stop(producer: AIOKafkaProducer, *, flush: bool) -> None:
+    """Close the producer; without `flush`, or past its time, nothing of what it has is waited for."""
+    if flush:
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await producer.stop()
+                return
+    # `stop` flushes first, which no broker may ever answer; cancelled in that, it would leave its tasks running
+    producer._closed = True
     with suppress(KafkaError, OSError, TimeoutError):
         async with asyncio.timeout(_STOP_S):
-            await producer.stop()
+            await producer.client.close()
+            await producer._sender.close()

@@ -1,7 +1,8 @@
 """One rank's relay: socket, sequence and engine together, and what its heartbeat says."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -9,10 +10,10 @@ from ops.metrics import RELAY_BLOCKS, RELAY_DOUBTS, RELAY_LIVES, RELAY_MESSAGES,
 from relays.engine import EngineRank
 from relays.sequence import Action, Ask, Deliver, NewLife, Sequencer
 from relays.sockets import EngineSocket
-from schemas.errors import FrameError
-from schemas.events import HolderState, Record
+from schemas.events import MAX_NUMBER, HolderState, Record
 
-_REPLAY_PAUSE_S = 0.2
+_TICK_S = 0.25
+_AFTER_CONNECTION_S = 1.0
 
 
 class RankRelay:
@@ -32,7 +33,7 @@ class RankRelay:
     ) -> None:
         self.engine = engine
         self._socket = socket
-        self._sequencer = Sequencer(buffer_messages)
+        self._sequencer = Sequencer(buffer_messages, has_ring=socket.has_replay)
         self._next_life = next_life
         self._on_change = on_change
         self._probe_s = probe_s
@@ -40,38 +41,43 @@ class RankRelay:
         self._unknown_after_s = unknown_after_s
         self._log = structlog.get_logger().bind(replica=engine.holder.name, rank=engine.holder.rank)
         self._label = engine.mirror.profile.engine
-        self._asks: asyncio.Queue[int] = asyncio.Queue()
-        self._heard_s = 0.0  # when the source last said anything
+        self._asks: asyncio.Queue[Ask] = asyncio.Queue()
+        self._telling: Iterator[Record] | None = None
+        self._probe_at_s = 0.0  # when the source is asked next, if it says nothing before
         self._lost_s: float | None = 0.0  # since when it is not connected
-        self._caught_up = False
-        self._replay_answered = True
-        self._counted: dict[str, int] = {}
+        self._replay_answered = False
 
     async def run(self) -> None:
         """Receive, replay and probe until cancelled."""
         self._lost_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
+            # asked when subscribed; what is published from then on is held until the replay is through
             tasks.create_task(self._socket.receive(self._on_message, self._on_connection))
             tasks.create_task(self._replays())
             tasks.create_task(self._probes())
-            # subscribed first; what is published from here on is held until the replay is through
-            self._act(self._sequencer.start())
 
-    def speak(self) -> list[Record]:
-        """Return the records that tell the index what is new."""
-        self._count()
-        return list(self.engine.speak())
+    def next_record(self) -> Record | None:
+        """Return the next record that tells the index what is new, or None where it has been told all for now."""
+        if self._telling is None:
+            self._count()
+            self._telling = self.engine.speak()
+        record = next(self._telling, None)
+        if record is None:
+            self._telling = None
+        return record
 
     def beat(self, now_s: float) -> Record:
         """Return a heartbeat that says how far this source is believed."""
         state, reason = self._state(now_s)
-        return self.engine.beat(state, reason=reason, share_known=1.0 if self._caught_up else 0.0)
+        return self.engine.beat(state, reason=reason, share_known=1.0 if self._sequencer.caught_up else 0.0)
 
     def begin_life(self, reason: str, *, keep: bool) -> None:
         """Say everything again in a higher life; `keep`: what is known stays known."""
         life = self._next_life()
         self._log.warning("relay.life_begun", reason=reason, life=life, kept=keep)
         RELAY_LIVES.labels(self._label, reason).inc()
+        self._telling = None  # nobody waits for the rest of the old life
+        self._count()
         if keep:
             self.engine.say_again(life)
         else:
@@ -82,78 +88,89 @@ class RankRelay:
         if self._lost_s is not None:
             silent_s = now_s - self._lost_s
             return ("unknown" if silent_s > self._unknown_after_s else "stale"), "disconnected"
-        if not self._caught_up:
+        if not self._sequencer.caught_up:
             return "catching_up", ""
+        answered = self._replay_answered and self._sequencer.verified
+        if self._socket.has_replay and not answered:
+            return "stale", "replay_unanswered"
         if not self.engine.received:
             return "silent", "no event seen yet"
-        return "live", "" if self._replay_answered else "replay_unanswered"
+        if not self._socket.has_replay:
+            return ("live" if self._sequencer.verified else "stale"), "no_replay"
+        return "live", ""
 
     # ---- what the socket says
 
     def _on_message(self, frames: Sequence[bytes]) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
-        if len(frames) != 3 or len(frames[1]) != 8:
-            self._reject("frame_count", f"{len(frames)} frames")
+        sequence = int.from_bytes(frames[1], "big") if len(frames) == 3 and len(frames[1]) == 8 else -1
+        if not 0 <= sequence <= MAX_NUMBER:
+            self._reject("frame_count" if len(frames) != 3 else "sequence", f"{len(frames)} frames")
             return
+        self._put_off_probe()
         RELAY_MESSAGES.labels(self._label, "published").inc()
-        self._act(self._sequencer.live(int.from_bytes(frames[1], "big"), frames[2]))
+        self._act(self._sequencer.live(sequence, frames[2]))
 
     def _on_connection(self, connected: bool) -> None:
         now_s = asyncio.get_running_loop().time()
         if connected:
             self._lost_s = None
             self._log.info("relay.connected")
-            self._act(self._sequencer.start())
+            self._act(self._sequencer.connect())
+            # the subscription may reach the engine after the replay did, and what lies between would be missed
+            self._probe_at_s = now_s + min(_AFTER_CONNECTION_S, self._probe_s)
         elif self._lost_s is None:
             self._lost_s = now_s
+            self._sequencer.disconnect()
             self._log.warning("relay.disconnected")
 
-    def _on_replayed(self, sequence: int, payload: bytes) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
+    def _on_replayed(self, ask: Ask, sequence: int, payload: bytes) -> None:
+        if sequence > MAX_NUMBER:
+            self._reject("sequence", "of a replayed message")
+            return
         RELAY_MESSAGES.labels(self._label, "replayed").inc()
-        self._act(self._sequencer.replayed(sequence, payload))
+        self._act(self._sequencer.replayed(ask.number, sequence, payload))
 
     # ---- tasks
 
     async def _replays(self) -> None:
         """Run one replay at a time; a newer request replaces a running one."""
-        start = await self._asks.get()
+        ask = await self._asks.get()
         while True:
-            replay = asyncio.create_task(self._replay(start))
+            replay = asyncio.create_task(self._replay(ask))
             newer = asyncio.create_task(self._asks.get())
             try:
                 await asyncio.wait((replay, newer), return_when=asyncio.FIRST_COMPLETED)
                 if not newer.done():
-                    answered = replay.result()
-                    RELAY_REPLAYS.labels(self._label, "answered" if answered else "unanswered").inc()
-                    self._replay_answered = answered
-                    self._act(self._sequencer.replay_ended(answered=answered))
-                    if not self._sequencer.replaying:
-                        self._caught_up = self._caught_up or answered or bool(self.engine.received)
-                        self._on_change()
-                start = await newer
+                    self._replay_answered = replay.result()
+                    RELAY_REPLAYS.labels(self._label, "answered" if replay.result() else "unanswered").inc()
+                    self._act(self._sequencer.replay_ended(ask.number, answered=replay.result()))
+                    self._on_change()
+                ask = await newer
             finally:
                 replay.cancel()
                 newer.cancel()
 
-    async def _replay(self, start: int) -> bool:
-        try:
-            return await self._socket.replay(start, self._on_replayed, self._replay_timeout_s)
-        except FrameError as error:
-            self._reject(error.reason, error.detail)
-            await asyncio.sleep(_REPLAY_PAUSE_S)
-            return False
+    async def _replay(self, ask: Ask) -> bool:
+        return await self._socket.replay(
+            ask.sequence,
+            lambda sequence, payload: self._on_replayed(ask, sequence, payload),
+            lambda error: self._reject(error.reason, error.detail),
+            self._replay_timeout_s,
+        )
 
     async def _probes(self) -> None:
         """Ask a source that has been quiet for its last message: a lost tail and a restart show only so."""
         loop = asyncio.get_running_loop()
+        self._put_off_probe()
         while True:
-            quiet_s = loop.time() - self._heard_s
-            if quiet_s < self._probe_s:
-                await asyncio.sleep(self._probe_s - quiet_s)
-                continue
-            self._act(self._sequencer.start())
-            await asyncio.sleep(self._probe_s)
+            await asyncio.sleep(min(_TICK_S, self._probe_s))
+            if loop.time() >= self._probe_at_s and self._lost_s is None:
+                self._put_off_probe()
+                self._act(self._sequencer.probe())
+
+    def _put_off_probe(self) -> None:
+        # not all sources at the same moment
+        self._probe_at_s = asyncio.get_running_loop().time() + self._probe_s * random.uniform(0.8, 1.0)
 
     # ---- acting
 
@@ -162,8 +179,8 @@ class RankRelay:
             match action:
                 case Deliver(sequence, payload):
                     self._deliver(sequence, payload)
-                case Ask(sequence):
-                    self._asks.put_nowait(sequence)
+                case Ask():
+                    self._asks.put_nowait(action)
                 case NewLife(reason):
                     self.begin_life(reason, keep=False)
 

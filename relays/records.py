@@ -43,22 +43,23 @@ class Voice:
         Args:
             engine_sequence: source -> last sequence that the mirror has applied; only the last record carries it.
         """
-        profile_new = mirror.profile != self._told_profile
-        if not profile_new and not mirror.changed and engine_sequence == self._told_sequence:
+        if mirror.profile == self._told_profile and not mirror.changed and engine_sequence == self._told_sequence:
             return
-        self._told_sequence = dict(engine_sequence)
-        events: list[BlockEvent] = []
-        if profile_new:
-            self._told_profile = mirror.profile
-            events.append(ProfileChanged(mirror.profile))
-        if mirror.take_cleared():
-            events.append(HolderCleared())
         while True:
+            # whoever takes the records may let the mirror go on between two of them
+            events: list[BlockEvent] = []
+            if mirror.profile != self._told_profile:
+                self._told_profile = mirror.profile
+                events.append(ProfileChanged(mirror.profile))
+            if mirror.take_cleared():
+                events.append(HolderCleared())
             chunks = _chunks(mirror.take_runs(_MAX_BLOCKS))
             for number, chunk in enumerate(chunks):
                 last = number == len(chunks) - 1 and not mirror.changed
                 paths, run_events = _with_paths(chunk)
-                yield self._record(paths, events + run_events, dict(engine_sequence) if last else {}, engine_time_s)
+                told = dict(engine_sequence) if last else {}
+                self._told_sequence.update(told)
+                yield self._record(paths, events + run_events, told, engine_time_s)
                 events = []
             if not mirror.changed:
                 return

@@ -5,13 +5,12 @@ from typing import Any
 
 import msgspec
 
+from relays.batches import EventDecoders, Refused, check_tokens, decode_batch, read_hashes
 from relays.engine_events import (
     Cleared,
     Decoded,
     EngineEvent,
-    EngineHash,
     MediaKey,
-    Reject,
     RejectReason,
     Removed,
     Stored,
@@ -19,16 +18,7 @@ from relays.engine_events import (
 )
 from schemas.errors import FrameError
 from schemas.profiles import Group, GroupKind, Tier
-from schemas.vllm import (
-    SPEC_KINDS,
-    AllBlocksCleared,
-    ArrayEvent,
-    Batch,
-    BlockRemoved,
-    BlockStored,
-    Event,
-    MapBatch,
-)
+from schemas.vllm import SPEC_KINDS, AllBlocksCleared, ArrayEvent, BlockRemoved, BlockStored, Event
 
 TIER_SPELLINGS: dict[str | None, Tier] = {
     None: "gpu",
@@ -46,18 +36,11 @@ TIER_SPELLINGS: dict[str | None, Tier] = {
 }
 """Spellings of the tier in vLLM's events (engines/vllm-events.md 1.3); any other is `other`."""
 
-MAX_PAYLOAD_BYTES = 32 << 20
-MAX_EVENTS = 100_000
-MAX_BLOCK_SIZE = 1 << 20
 MAX_KEYS = 1024  # extra keys of one block
 _MAX_TOKEN = (1 << 32) - 1
 _MAX_GROUP = 64
 
-_batches = msgspec.msgpack.Decoder(Batch)
-_map_batches = msgspec.msgpack.Decoder(MapBatch)
-_events = msgspec.msgpack.Decoder(Event)
-_array_events = msgspec.msgpack.Decoder(ArrayEvent)
-_BROKEN = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
+_decoders = EventDecoders(msgspec.msgpack.Decoder(Event), msgspec.msgpack.Decoder(ArrayEvent))
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -87,50 +70,7 @@ def decode_payload(sequence: int, payload: bytes, source: Source) -> Decoded:
     Raises:
         FrameError: the payload is no batch.
     """
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise FrameError("payload_bytes", f"{len(payload)} bytes, at most {MAX_PAYLOAD_BYTES}")
-    batch = _decode_batch(payload)
-    if len(batch.events) > MAX_EVENTS:
-        raise FrameError("event_count", f"{len(batch.events)} events, at most {MAX_EVENTS}")
-    events: list[EngineEvent] = []
-    rejects: list[Reject] = []
-    for position, raw in enumerate(batch.events):
-        try:
-            events.append(_conclude(_decode_event(raw), source))
-        except _Refused as refused:
-            rejects.append(Reject(refused.reason, position, refused.detail))
-    return Decoded(sequence, batch.ts, batch.data_parallel_rank, tuple(events), tuple(rejects))
-
-
-class _Refused(Exception):
-    def __init__(self, reason: RejectReason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
-
-
-def _decode_batch(payload: bytes) -> Batch | MapBatch:
-    is_map = payload[:1] and (0x80 <= payload[0] <= 0x8F or payload[0] in (0xDE, 0xDF))
-    try:
-        batch: Batch | MapBatch = _map_batches.decode(payload) if is_map else _batches.decode(payload)
-    except _BROKEN as error:
-        raise FrameError("batch_malformed", _first_line(error)) from error
-    if batch.data_parallel_rank is not None and not 0 <= batch.data_parallel_rank < 1 << 16:
-        raise FrameError("rank", f"data_parallel_rank: {batch.data_parallel_rank}")
-    return batch
-
-
-def _decode_event(raw: msgspec.Raw) -> Event | ArrayEvent:
-    first = bytes(memoryview(raw)[:1])
-    is_array = bool(first) and (0x90 <= first[0] <= 0x9F or first[0] in (0xDC, 0xDD))
-    try:
-        event: Event | ArrayEvent = _array_events.decode(raw) if is_array else _events.decode(raw)
-    except msgspec.ValidationError as error:
-        reason = RejectReason.UNKNOWN_EVENT if "Invalid value" in str(error) else RejectReason.MALFORMED
-        raise _Refused(reason, _first_line(error)) from error
-    except _BROKEN as error:
-        raise _Refused(RejectReason.MALFORMED, _first_line(error)) from error
-    return event
+    return decode_batch(sequence, payload, _decoders, lambda event: _conclude(event, source))
 
 
 def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
@@ -138,7 +78,7 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
         return Cleared()
     if isinstance(event, BlockRemoved):
         return Removed(
-            hashes=_hashes(event.block_hashes, source),
+            hashes=read_hashes(event.block_hashes, source.hash_bits),
             tier=TIER_SPELLINGS.get(event.medium, "other"),
             group=_group(event.group_idx, source),
         )
@@ -147,13 +87,13 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
 
 def _stored(event: BlockStored, source: Source) -> Stored:
     if event.locality == "REMOTE":
-        raise _Refused(RejectReason.LOCALITY, "a block of another node")
-    hashes = _hashes(event.block_hashes, source)
+        raise Refused(RejectReason.LOCALITY, "a block of another node")
+    hashes = read_hashes(event.block_hashes, source.hash_bits)
     group = _group(event.group_idx, source)
     tier = TIER_SPELLINGS.get(event.medium, "other")
     if not event.token_ids:
         return Stored(hashes=hashes, tier=tier, group=group)
-    _check_tokens(event, len(hashes))
+    check_tokens(event.token_ids, event.block_size, len(hashes), _MAX_TOKEN, masked=True)
     adapter, known = _adapter(event, source)
     salt, media = _extra_keys(event, adapter)
     parent = event.parent_block_hash
@@ -172,29 +112,11 @@ def _stored(event: BlockStored, source: Source) -> Stored:
     )
 
 
-def _check_tokens(event: BlockStored, hashes: int) -> None:
-    size, count = event.block_size, len(event.token_ids)
-    if not 0 < size <= MAX_BLOCK_SIZE:
-        raise _Refused(RejectReason.BLOCK_SIZE, f"block_size: {size}")
-    # masked stores have fewer hashes than their tokens fill blocks, never more (engines/vllm-events.md 4.3)
-    if count % size or count // size < hashes:
-        raise _Refused(RejectReason.TOKEN_COUNT, f"token_ids: {count} for {hashes} blocks of {size}")
-    if min(event.token_ids) < 0 or max(event.token_ids) > _MAX_TOKEN:
-        raise _Refused(RejectReason.TOKEN_RANGE, f"token_ids: outside 0..{_MAX_TOKEN}")
-
-
-def _hashes(values: list[EngineHash], source: Source) -> tuple[EngineHash, ...]:
-    for position, value in enumerate(values):
-        if isinstance(value, bytes) and not 8 <= len(value) <= 64:
-            raise _Refused(RejectReason.HASH, f"block_hashes[{position}]: {len(value)} bytes")
-    return tuple(normalize_hash(value, source.hash_bits) for value in values)
-
-
 def _group(index: int | None, source: Source) -> int:
     if index is None or not source.multiple_groups:
         return 0
     if not 0 <= index < _MAX_GROUP:
-        raise _Refused(RejectReason.GROUP, f"group_idx: {index}")
+        raise Refused(RejectReason.GROUP, f"group_idx: {index}")
     return index
 
 
@@ -229,7 +151,7 @@ def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, tu
     if not event.extra_keys or not any(event.extra_keys):
         return None, ()
     if len(event.extra_keys) != len(event.block_hashes):
-        raise _Refused(
+        raise Refused(
             RejectReason.EXTRA_KEYS, f"extra_keys: {len(event.extra_keys)} for {len(event.block_hashes)} blocks"
         )
     salt: str | None = None
@@ -239,7 +161,7 @@ def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, tu
         if adapter is not None and texts and texts[0] == adapter:
             texts = texts[1:]
         if len(texts) > 1 or (texts and (position or event.parent_block_hash is not None)):
-            raise _Refused(RejectReason.EXTRA_KEYS, f"extra_keys[{position}]: a text that is neither adapter nor salt")
+            raise Refused(RejectReason.EXTRA_KEYS, f"extra_keys[{position}]: a text that is neither adapter nor salt")
         if texts:
             salt = texts[0]
         media.append(block_media)
@@ -248,7 +170,7 @@ def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, tu
 
 def _sort_keys(keys: list[Any], block: int) -> tuple[list[str], tuple[MediaKey, ...]]:
     if len(keys) > MAX_KEYS:
-        raise _Refused(RejectReason.LIMIT, f"extra_keys[{block}]: {len(keys)} keys, at most {MAX_KEYS}")
+        raise Refused(RejectReason.LIMIT, f"extra_keys[{block}]: {len(keys)} keys, at most {MAX_KEYS}")
     texts: list[str] = []
     media: list[MediaKey] = []
     for key in keys:
@@ -260,9 +182,5 @@ def _sort_keys(keys: list[Any], block: int) -> tuple[list[str], tuple[MediaKey, 
             case bytes():
                 media.append(MediaKey(f"embeds:{key.hex()}", 0))
             case _:
-                raise _Refused(RejectReason.EXTRA_KEYS, f"extra_keys[{block}]: a {type(key).__name__}")
+                raise Refused(RejectReason.EXTRA_KEYS, f"extra_keys[{block}]: a {type(key).__name__}")
     return texts, tuple(media)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

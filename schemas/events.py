@@ -12,6 +12,7 @@ from schemas.errors import FrameError
 from schemas.profiles import Holder, Profile
 
 SCHEMA_VERSION = 1
+MAX_NUMBER = 1 << 53  # lives and sequences; Lua's numbers are doubles
 MAX_RECORD_BYTES = 1_000_000  # Kafka's default limit is 1 MiB, headers and batch overhead included
 
 HolderState = Literal["live", "catching_up", "stale", "unknown", "silent", "gone"]
@@ -81,6 +82,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return Holder(self.name, self.rank)
 
 
+_MAX_NAME_BYTES = 1024
+_MAX_SOURCE_BYTES = 200
+_MAX_SOURCES = 200
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
@@ -102,10 +106,30 @@ def decode_record(data: bytes) -> Record:
         raise FrameError("record_malformed", str(error)) from error
     if record.version != SCHEMA_VERSION:
         raise FrameError("record_version", f"version {record.version}, expected {SCHEMA_VERSION}")
+    _check_head(record)
     for position, event in enumerate(record.events):
         if isinstance(event, BlocksStored | BlocksRemoved):
             _check_run(record, position, event)
     return record
+
+
+def _check_head(record: Record) -> None:
+    """Refuse what a store cannot pack, or what its numbers cannot hold."""
+    for field in ("life", "sequence"):
+        if not 0 <= getattr(record, field) <= MAX_NUMBER:
+            raise FrameError("record_bounds", f"{field}: {getattr(record, field)}")
+    if not 0 < len(record.name.encode()) <= _MAX_NAME_BYTES or "\n" in record.name or "\0" in record.name:
+        raise FrameError("record_bounds", f"name: {record.name[:80]!r}, {len(record.name)} characters")
+    if record.rank is not None and not 0 <= record.rank < 1 << 16:
+        raise FrameError("record_bounds", f"rank: {record.rank}")
+    if len(record.engine_sequence) > _MAX_SOURCES:
+        raise FrameError("record_bounds", f"engine_sequence: {len(record.engine_sequence)} sources")
+    for source, sequence in record.engine_sequence.items():
+        if len(source.encode()) > _MAX_SOURCE_BYTES or not 0 <= sequence <= MAX_NUMBER:
+            raise FrameError("record_bounds", f"engine_sequence[{source[:80]!r}]: {sequence}")
+    for position, path in enumerate(record.paths):
+        if len(path) % 8 or len(path) > 127 * 8:
+            raise FrameError("record_bounds", f"paths[{position}]: {len(path)} bytes")
 
 
 def _check_run(record: Record, position: int, run: BlocksStored | BlocksRemoved) -> None:
@@ -116,5 +140,9 @@ def _check_run(record: Record, position: int, run: BlocksStored | BlocksRemoved)
     needed = run.depth_blocks % 128 * 8
     if needed and not (0 <= run.path < len(record.paths) and len(record.paths[run.path]) >= needed):
         raise FrameError("record_bounds", f"events[{position}].path: {run.path} does not lead to {run.depth_blocks}")
-    if isinstance(run, BlocksStored) and not 0 < run.residency < 1 << 16:
+    if isinstance(run, BlocksRemoved):
+        return
+    if not 0 < run.residency < 1 << 16:
         raise FrameError("record_bounds", f"events[{position}].residency: {run.residency}")
+    if run.engine_hashes is not None and len(run.engine_hashes) != len(run.blocks):
+        raise FrameError("record_bounds", f"events[{position}].engine_hashes: {len(run.engine_hashes)} bytes")

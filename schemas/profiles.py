@@ -110,7 +110,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     replay: Literal["ring", "none"] = "ring"
     hash: HashScheme = HashScheme()
     adapters: dict[str, str] = {}  # id of an adapter -> its name
-    hidden_namespaces: tuple[Literal["salt", "adapter_path"], ...] = ()
+    hidden_namespaces: tuple[Literal["salt", "adapter", "adapter_path", "extra_key"], ...] = ()
+    marks: tuple[str, ...] = ()  # said in the reasons of every answer that credits this holder
     rank_selectable: bool = True
     upper_bound_policy: Literal["credit", "gone"] = "credit"
     upper_bound: bool = False  # its engine does not report every group class

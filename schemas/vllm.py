@@ -75,22 +75,6 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 ArrayEvent = BlockStoredArray | BlockRemovedArray | AllBlocksClearedArray
 
 
-class Batch(msgspec.Struct, array_like=True):
-    """One scheduler step's events, each still encoded, so that a bad one costs only itself."""
-
-    ts: float  # epoch seconds
-    events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
-
-
-class MapBatch(msgspec.Struct):
-    """The batch as a map; announced by upstream for later releases."""
-
-    ts: float
-    events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
-
-
 SPEC_KINDS: dict[str, str] = {
     "full_attention": "full",
     "mla_attention": "full",

@@ -1,7 +1,8 @@
 """The agents: one for each model's event topic, thin; what they do with records is in folding.py."""
 
 import os
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import faust
 import structlog
@@ -11,8 +12,15 @@ from streams.folding import Folder, Taken
 
 log = structlog.get_logger()
 
-BEGIN_AGAIN = 75  # the index was lost: the process must start anew (EX_TEMPFAIL)
 BUG = 70  # EX_SOFTWARE
+
+
+def begin_again() -> NoReturn:
+    """Put a new process in this one's place, with its pid and its arguments: all that it believed is void.
+
+    What it took and did not finish is read again at the store's cursors, as after a `kill -9`.
+    """
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def declare_agent(app: faust.App, topic: str, folder: Folder, take: int, within_s: float) -> None:
@@ -30,7 +38,7 @@ def declare_agent(app: faust.App, topic: str, folder: Folder, take: int, within_
                 await folder.fold([_taken(event.message) for event in events])
             except StaleIndex as error:
                 log.critical("stream.index_lost", topic=topic, error=str(error))
-                os._exit(BEGIN_AGAIN)
+                begin_again()
             except Exception:
                 log.exception("stream.fold_failed", topic=topic)
                 os._exit(BUG)

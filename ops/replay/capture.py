@@ -10,6 +10,9 @@ import orjson
 
 from schemas.errors import ConfigError
 
+MODEL = "replayed"
+"""The model's name in every replay."""
+
 
 class Frame(msgspec.Struct, frozen=True):
     """One received ZMQ message."""

@@ -1,7 +1,7 @@
 """What a replay found: predictions beside the engine's own counts, and mirrors beside its tables."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -22,6 +22,7 @@ class Score(msgspec.Struct, kw_only=True):
     states_equal: int = 0
     host_states: int = 0
     host_states_equal: int = 0
+    marked: int = 0  # compared requests whose answer said that it is an upper bound
     excluded: dict[str, int] = {}
     misses: list[str] = []  # the first few requests and steps that were not equal
 
@@ -31,17 +32,23 @@ class Score(msgspec.Struct, kw_only=True):
 
     def compare(self, what: str, predicted: int, delivered: int) -> None:
         """Take in one request's prediction and the engine's count, in tokens."""
+        self.compare_tiers(what, {"": predicted}, {"": delivered})
+
+    def compare_tiers(self, what: str, predicted: Mapping[str, int], delivered: Mapping[str, int]) -> None:
+        """Take in one request's prediction and the engine's counts, each tier apart, in tokens."""
+        tiers = predicted.keys() | delivered.keys()
+        differences = [predicted.get(tier, 0) - delivered.get(tier, 0) for tier in tiers]
         self.compared += 1
-        self.exact += predicted == delivered
-        self.over_tokens += max(0, predicted - delivered)
-        self.under_tokens += max(0, delivered - predicted)
-        self.predicted_tokens += predicted
-        self.delivered_tokens += delivered
+        self.exact += not any(differences)
+        self.over_tokens += sum(max(0, difference) for difference in differences)
+        self.under_tokens += sum(max(0, -difference) for difference in differences)
+        self.predicted_tokens += sum(predicted.values())
+        self.delivered_tokens += sum(delivered.values())
         met = self.delivered_tokens - self.under_tokens
         self.coverage = met / self.delivered_tokens if self.delivered_tokens else 1.0
         self.over_credit = self.over_tokens / self.predicted_tokens if self.predicted_tokens else 0.0
-        if predicted != delivered:
-            self._miss(f"{what}: predicted {predicted}, engine {delivered}")
+        if any(differences):
+            self._miss(f"{what}: predicted {_tokens(predicted)}, engine {_tokens(delivered)}")
 
     def compare_state(self, what: str, equal: bool, *, host: bool = False) -> None:
         """Take in one step's table."""
@@ -59,6 +66,10 @@ class Score(msgspec.Struct, kw_only=True):
             self.misses.append(text)
 
 
+def _tokens(by_tier: Mapping[str, int]) -> str:
+    return ", ".join(f"{tokens} {tier}".strip() for tier, tokens in by_tier.items())
+
+
 def total(scores: Iterable[Score]) -> Score:
     """Return the scores' sum, as one row."""
     summed = Score(capture="total")
@@ -66,7 +77,7 @@ def total(scores: Iterable[Score]) -> Score:
     for score in scores:
         for name in ("compared", "exact", "over_tokens", "under_tokens", "predicted_tokens", "delivered_tokens"):
             setattr(summed, name, getattr(summed, name) + getattr(score, name))
-        for name in ("states", "states_equal", "host_states", "host_states_equal"):
+        for name in ("states", "states_equal", "host_states", "host_states_equal", "marked"):
             setattr(summed, name, getattr(summed, name) + getattr(score, name))
         excluded.update(score.excluded)
     summed.excluded = dict(excluded)

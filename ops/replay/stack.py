@@ -13,12 +13,13 @@ import zmq.asyncio
 from index.lookup import Prompt
 from index.match import Reach
 from ops.embedded.processes import LOOPBACK, free_ports
-from ops.replay.capture import Capture
-from ops.replay.vllm import MODEL, settings_of
+from ops.replay.capture import MODEL, Capture
+from ops.replay.recordings import rank_of, settings_of
 from ops.stack import RouterClient, Stack
 from relays.sockets import END_MARK
 
 _TOPIC = b"kv@replay"
+_NO_TOKEN = (1 << 31) - 1
 
 
 class Player:
@@ -100,11 +101,15 @@ class ThroughStack:
     async def predict(self, prompt: Prompt, *, whole_prompt: bool = False) -> Reach:
         """Return the router's answer, once all that was published is in the index."""
         if self._applied < self._last:
-            await self._client.wait_applied(MODEL, f"{self._capture.name}/0", self._last)
+            await self._client.wait_applied(MODEL, f"{self._capture.name}/{rank_of(self._capture)}", self._last)
             self._applied = self._last
-        answer = await self._client.price(_body(prompt, self._capture.name))
+        body = _body(prompt, self._capture.name)
+        if whole_prompt:
+            body["token_ids"].append(_NO_TOKEN)  # the limit of one token less then falls on this one
+        answer = await self._client.price(body)
         (replica,) = answer["replicas"]
-        return Reach(replica["reusable_tokens"], {k: v for k, v in replica["cached_tokens"].items() if v})
+        by_tier = {tier: tokens for tier, tokens in replica["cached_tokens"].items() if tokens}
+        return Reach(replica["reusable_tokens"], by_tier, replica["upper_bound"])
 
     def _arguments(self) -> list[str]:
         settings = msgspec.to_builtins(settings_of(self._capture))
@@ -112,6 +117,7 @@ class ThroughStack:
         facts = {name: value for name, value in settings.items() if value != defaults[name]}
         arguments = ["--model", MODEL, "--replica", self._capture.name, "--engine", self._capture.engine]
         arguments += ["--engine-version", self._capture.version]
+        arguments += ["--rank", str(rank_of(self._capture))]
         arguments += ["--events", self._player.events, "--replay", self._player.replay, "--topic", _TOPIC.decode()]
         for name, value in facts.items():
             arguments += ["--set", f"{name}={json.dumps(value)}"]

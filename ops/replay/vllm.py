@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from index.hashing import Media
-from ops.replay.capture import Capture, Frame
+from ops.replay.capture import MODEL, Capture, Frame
 from relays.dialects import Connector, EngineSettings, vllm_profile
 from relays.engine_events import EngineHash
 from schemas.profiles import Group, GroupKind, Profile
-
-MODEL = "replayed"
 
 _SPECS: dict[str, GroupKind] = {
     "FullAttentionSpec": "full",

@@ -9,9 +9,18 @@ from ops.replay.pipeline import InProcess, Pipeline
 from ops.replay.score import Score
 from ops.replay.vllm import Request, Step, profile_of, steps_of, table_digest
 from relays.engine_events import Cleared, Removed, Stored
-from relays.vllm import decode
 from schemas.errors import ConfigError, FrameError
 from schemas.profiles import Profile, Tier
+
+
+def refused(capture: Capture) -> Score | None:
+    """Return the score of a recording whose version is refused, or None."""
+    try:
+        profile_of(capture)
+    except ConfigError:
+        asked = sum(len(step.requests) for step in steps_of(capture))
+        return Score(capture=capture.name, excluded={"refused_version": asked})
+    return None
 
 
 async def replay_vllm(capture: Capture, stack: Pipeline | None = None) -> Score:
@@ -21,14 +30,9 @@ async def replay_vllm(capture: Capture, stack: Pipeline | None = None) -> Score:
         stack: answers the predictions; the tables are compared in process in any case.
     """
     score = Score(capture=capture.name)
-    try:
-        profile = profile_of(capture)
-    except ConfigError:
-        score.excluded = {"refused_version": sum(len(step.requests) for step in steps_of(capture))}
-        return score
     if any(frame.source != "pub" for frame in capture.published):
         return score  # several ranks: their steps have no truth in the log
-    return await _Comparison(profile, score, stack).run(steps_of(capture))
+    return refused(capture) or await _Comparison(profile_of(capture), score, stack).run(steps_of(capture))
 
 
 class _Comparison:
@@ -151,7 +155,7 @@ class _Comparison:
         events: list[object] = []
         for frame in step.frames:
             try:
-                events += decode(frame.parts, self._here.engine.source).events
+                events += self._here.engine.decode(int.from_bytes(frame.parts[1], "big"), frame.parts[2]).events
             except FrameError:
                 continue
         return events

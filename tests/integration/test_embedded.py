@@ -25,7 +25,7 @@ from schemas.topics import TopicSpec
 from streams.topics import create_topics, topic_ids, wait_for_topics
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.services, pytest.mark.usefixtures("installed")]
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("embedded")]
 
 _PARENT = """
 import asyncio, json, pathlib, sys
@@ -43,11 +43,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module")
-def installed(kafka: str, redis_url: str) -> None:
-    """Skip or fail where the shared services do: without the embedded packages, or without jars."""
 
 
 # ---- child processes

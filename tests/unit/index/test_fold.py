@@ -116,6 +116,13 @@ def test_a_heartbeat_rides_on_the_newest_write() -> None:
     assert write.heartbeat == later
 
 
+def test_a_heartbeat_does_not_stand_for_a_lost_record() -> None:
+    """A heartbeat that names a sequence nobody delivered leaves the gap to be seen (a poison record was skipped)."""
+    first, beat = fold([record(run([1]), sequence=1), record(ALIVE, sequence=2)])
+    assert (first.first_sequence, first.last_sequence) == (1, 1)
+    assert (beat.has_data, beat.last_sequence) == (False, 2)
+
+
 def test_a_record_without_events_moves_the_fence() -> None:
     """An engine step that changed nothing still has a sequence of its own."""
     (write,) = fold([record(sequence=3, engine_sequence={"0": 5})])

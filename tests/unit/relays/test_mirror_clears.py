@@ -1,5 +1,6 @@
 """A clear has a scope (DESIGN 4.11). Blocks have four tokens."""
 
+import time
 from typing import Any
 
 from relays.engine_events import Cleared, EngineEvent
@@ -153,3 +154,15 @@ def test_the_proof_retracts_every_groups_copy() -> None:
     mirror.apply([removed(1, tier="host")])
     mirror.apply([Cleared(), host(2), host(2, group=1), host(3)])
     assert set(mirror.engine_table("host")) == {(0, 2), (1, 2), (0, 3)}
+
+
+def test_a_flood_of_clears_costs_no_more_than_one() -> None:
+    """Two thousand clears in a batch do not look through all of the host's blocks two thousand times."""
+    mirror = Mirror(offloading())
+    names = range(1, 10_001)
+    mirror.apply([stored(names, tokens(10_000)), host(*names)])
+    started_s = time.process_time()
+    mirror.apply([Cleared()] * 2_000)
+    cost_s = time.process_time() - started_s
+    assert cost_s < 1.0
+    assert mirror.blocks == 10_000

@@ -78,10 +78,10 @@ def test_a_block_of_a_group_that_says_nothing_of_itself_is_full() -> None:
 def test_a_group_learnt_later_takes_back_what_its_class_was_credited() -> None:
     """Blocks told while one group of a class was known are told again, without its bit, once a second one shows."""
     mirror = Mirror(profile(Group(0, "full", 4)))
-    window = {"kind": "window", "block_size": 4, "window": 8}
-    mirror.apply([stored([1], tokens(1)), stored([1], tokens(1), group=1, group_spec=Group(1, **window))])  # type: ignore[arg-type]
+    one, two = Group(1, "window", 4, 8), Group(2, "window", 4, 8)
+    mirror.apply([stored([1], tokens(1)), stored([1], tokens(1), group=1, group_spec=one)])
     assert drain(mirror) == {A: 3}
-    mirror.apply([stored([2], tokens(1, first=5), parent=1, group=2, group_spec=Group(2, **window))])  # type: ignore[arg-type]
+    mirror.apply([stored([2], tokens(1, first=5), parent=1, group=2, group_spec=two)])
     told = drain(mirror)
     assert resident(mirror)[A] == 1
     assert told[A] == 1
@@ -96,8 +96,9 @@ def test_hashes_of_an_unknown_group_earn_nothing() -> None:
 
 def test_a_seventeenth_pair_earns_nothing() -> None:
     """When all sixteen residency bits are taken another (class, tier) pair is counted and left out."""
-    full = tuple(Pair(GroupClass("window", n, 4), "gpu") for n in range(MAX_PAIRS - 1))
-    mirror = Mirror(profile(pairs=full))
+    windows = [Group(n, "window", 4, n) for n in range(1, MAX_PAIRS)]
+    taken = tuple(Pair(group.group_class, "gpu") for group in windows)
+    mirror = Mirror(profile(Group(0, "full", 4), *windows, pairs=taken))
     mirror.apply([stored([1], tokens(1)), stored([1], tokens(1), tier="host")])
     assert resident(mirror) == {A: 1 << (MAX_PAIRS - 1)}
     assert mirror.counts["pairs_exhausted"] == 1

@@ -2,8 +2,9 @@
 
 import pytest
 
+from relays.batches import MAX_BLOCK_SIZE, MAX_EVENTS, MAX_PAYLOAD_BYTES
 from relays.engine_events import Decoded, RejectReason
-from relays.vllm import MAX_BLOCK_SIZE, MAX_EVENTS, MAX_PAYLOAD_BYTES, TIER_SPELLINGS, Source, decode, decode_payload
+from relays.vllm import TIER_SPELLINGS, Source, decode, decode_payload
 from schemas.errors import FrameError
 from tests.support.vllm_frames import (
     BYTES_A,

@@ -115,6 +115,8 @@ OUT_OF_BOUNDS: dict[str, dict[str, object]] = {
     "a negative engine sequence": {"engine_sequence": {"0": -1}},
     "a source of 256 bytes": {"engine_sequence": {"x" * 256: 1}},
     "256 sources": {"engine_sequence": {str(source): 1 for source in range(256)}},
+    "a source with a zero byte": {"engine_sequence": {"a\0b": 1}},
+    "a name with a zero byte": {"name": "a\0b"},
     "a name of 64 KiB": {"name": "r" * 65_536},
     "a negative rank": {"rank": -1},
     "a path that is no multiple of a hash": {"events": [run([1], depth=1)], "paths": [b"8" * 9]},

@@ -15,7 +15,8 @@ from ops.simulator.chain import DEFAULT_SEED, Adapter, Chain, HashScheme, announ
 from ops.simulator.dialect import dialect_of
 from ops.simulator.engine import Engine, Limits, Request
 from ops.simulator.wire import encode_batch
-from schemas.vllm import ArrayEvent, Batch, BlockStored, Event
+from schemas.batches import Batch
+from schemas.vllm import ArrayEvent, BlockStored, Event
 
 RECORDINGS = Path(__file__).parents[3] / "data" / "vllm"
 CAPTURES = Path(os.environ.get("KVATLAS_CAPTURES", "captures"))

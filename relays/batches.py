@@ -1,0 +1,111 @@
+"""What the msgpack dialects share: a batch of still-encoded events, decoded one by one so that a bad one costs only
+itself; pure."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from relays.engine_events import Decoded, EngineEvent, EngineHash, Reject, RejectReason, normalize_hash
+from schemas.batches import Batch, MapBatch
+from schemas.errors import FrameError
+
+MAX_PAYLOAD_BYTES = 32 << 20
+MAX_EVENTS = 100_000
+MAX_BLOCK_SIZE = 1 << 20
+
+BROKEN = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
+"""What a decoder of hostile bytes may raise."""
+
+
+class Refused(Exception):
+    """One event that cannot be used; the others of its batch can."""
+
+    def __init__(self, reason: RejectReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class EventDecoders(NamedTuple):
+    """An engine's events in their two encodings."""
+
+    maps: "msgspec.msgpack.Decoder[Any]"  # of a union of structs
+    arrays: "msgspec.msgpack.Decoder[Any]"
+
+
+_batches = msgspec.msgpack.Decoder(Batch)
+_map_batches = msgspec.msgpack.Decoder(MapBatch)
+
+
+def decode_batch(
+    sequence: int, payload: bytes, decoders: EventDecoders, conclude: Callable[[Any], EngineEvent]
+) -> Decoded:
+    """Return what a batch says; events that are refused, by decoder or by `conclude`, are listed beside the others.
+
+    Raises:
+        FrameError: the payload is no batch.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise FrameError("payload_bytes", f"{len(payload)} bytes, at most {MAX_PAYLOAD_BYTES}")
+    batch = _read_batch(payload)
+    if len(batch.events) > MAX_EVENTS:
+        raise FrameError("event_count", f"{len(batch.events)} events, at most {MAX_EVENTS}")
+    events: list[EngineEvent] = []
+    rejects: list[Reject] = []
+    for position, raw in enumerate(batch.events):
+        try:
+            events.append(conclude(_read_event(raw, decoders)))
+        except Refused as refused:
+            rejects.append(Reject(refused.reason, position, refused.detail))
+    return Decoded(sequence, batch.ts, batch.data_parallel_rank, tuple(events), tuple(rejects))
+
+
+def check_tokens(tokens: list[int], block_size: int, hashes: int, largest: int, *, masked: bool) -> None:
+    """Refuse a store whose tokens do not fill its blocks; `masked`: some blocks may have no hash (vLLM 0.22)."""
+    count = len(tokens)
+    if not 0 < block_size <= MAX_BLOCK_SIZE:
+        raise Refused(RejectReason.BLOCK_SIZE, f"block_size: {block_size}")
+    blocks = count // block_size
+    if count % block_size or blocks < hashes or (blocks != hashes and not masked):
+        raise Refused(RejectReason.TOKEN_COUNT, f"token_ids: {count} for {hashes} blocks of {block_size}")
+    if min(tokens) < 0 or max(tokens) > largest:
+        raise Refused(RejectReason.TOKEN_RANGE, f"token_ids: outside 0..{largest}")
+
+
+def read_hashes(values: Iterable[EngineHash], bits: int) -> tuple[EngineHash, ...]:
+    """Return an event's hashes in normal form."""
+    hashes: list[EngineHash] = []
+    for position, value in enumerate(values):
+        if isinstance(value, bytes) and not 8 <= len(value) <= 64:
+            raise Refused(RejectReason.HASH, f"block_hashes[{position}]: {len(value)} bytes")
+        hashes.append(normalize_hash(value, bits))
+    return tuple(hashes)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the error's first line, short enough for a log."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _read_batch(payload: bytes) -> Batch | MapBatch:
+    is_map = bool(payload) and (0x80 <= payload[0] <= 0x8F or payload[0] in (0xDE, 0xDF))
+    try:
+        batch: Batch | MapBatch = _map_batches.decode(payload) if is_map else _batches.decode(payload)
+    except BROKEN as error:
+        raise FrameError("batch_malformed", first_line(error)) from error
+    if batch.data_parallel_rank is not None and not 0 <= batch.data_parallel_rank < 1 << 16:
+        raise FrameError("rank", f"data_parallel_rank: {batch.data_parallel_rank}")
+    return batch
+
+
+def _read_event(raw: msgspec.Raw, decoders: EventDecoders) -> Any:
+    first = bytes(memoryview(raw)[:1])
+    is_array = bool(first) and (0x90 <= first[0] <= 0x9F or first[0] in (0xDC, 0xDD))
+    try:
+        return (decoders.arrays if is_array else decoders.maps).decode(raw)
+    except msgspec.ValidationError as error:
+        reason = RejectReason.UNKNOWN_EVENT if "Invalid value" in str(error) else RejectReason.MALFORMED
+        raise Refused(reason, first_line(error)) from error
+    except BROKEN as error:
+        raise Refused(RejectReason.MALFORMED, first_line(error)) from error

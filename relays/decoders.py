@@ -1,0 +1,32 @@
+"""Which decoder reads which dialect; the dialect comes from configuration, never from guessing by tag."""
+
+from collections.abc import Callable
+
+from relays import sglang, vllm
+from relays.dialects import has_groups
+from relays.engine_events import Decoded
+from schemas.errors import ConfigError
+from schemas.profiles import Profile
+
+Decode = Callable[[int, bytes], Decoded]
+"""Return what the message with this sequence and payload says; raises FrameError where it is none."""
+
+
+def decoder_of(profile: Profile) -> Decode:
+    """Return the decoder of the profile's dialect.
+
+    Raises:
+        ConfigError: no decoder reads it.
+    """
+    match profile.dialect:
+        case "vllm":
+            of_vllm = vllm.Source(
+                hash_bits=profile.hash.bits,
+                adapters=profile.adapters,
+                multiple_groups=has_groups(profile.version),
+            )
+            return lambda sequence, payload: vllm.decode_payload(sequence, payload, of_vllm)
+        case "sglang":
+            of_sglang = sglang.Source(gpu_tier="host" if "tier_uncertain" in profile.marks else "gpu")
+            return lambda sequence, payload: sglang.decode_payload(sequence, payload, of_sglang)
+    raise ConfigError(f"dialect: {profile.dialect!r} has no decoder")
