@@ -1,13 +1,16 @@
 """A prompt against the index: hash it once for each kind of block, find the blocks, apply the hit rule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_hashes, root_hash
-from index.match import NOTHING, Reach, Rules, make_rules, reusable_tokens
-from index.store import Store
-from schemas.profiles import Holder, Profile
+from index.join import PoolRuns, joined_tokens
+from index.match import Reach, Rules, Run, make_rules, reusable_tokens
+from index.store import Found, Store
+from schemas.profiles import Holder, PoolUse, Profile
+
+NOT_FOUND = Found({})
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -37,29 +40,74 @@ def ask(holder: Holder, profile: Profile) -> Question:
 
 
 async def reaches(
-    store: Store, prompt: Prompt, questions: Sequence[Question], *, secret: bytes = b"", whole_prompt: bool = False
+    store: Store,
+    prompt: Prompt,
+    questions: Sequence[Question],
+    pools: Sequence[Question] = (),
+    *,
+    secret: bytes = b"",
+    whole_prompt: bool = False,
 ) -> dict[Holder, Reach]:
-    """Return what each holder would reuse; holders of another unit than sent block hashes are left out.
+    """Return what each replica would reuse; holders of another unit than sent block hashes are left out.
 
+    Args:
+        questions: the replicas (ranks) asked about.
+        pools: those that are believed; each counts for the replicas whose profile reads it.
     Raises:
         StaleIndex, StoreUnavailable: the store has no answer.
     """
+    runs = await _runs_by_unit(store, prompt, [*questions, *pools], secret)
+    by_name = {pool.holder.name: pool for pool in pools if pool.holder in runs}
     answers: dict[Holder, Reach] = {}
-    for unit, pairs in sorted({(q.profile.unit, q.profile.drafting == "pairs") for q in questions}):
-        asked = [q for q in questions if (q.profile.unit, q.profile.drafting == "pairs") == (unit, pairs)]
+    for question in questions:
+        own = runs.get(question.holder)
+        if own is None:
+            continue
+        joined = [_pool_runs(by_name[use.name], use, runs) for use in question.profile.pools if use.name in by_name]
+        if joined:
+            reach = joined_tokens(own, question.rules, joined, prompt.prompt_tokens, whole_prompt=whole_prompt)
+        else:
+            reach = reusable_tokens(own, question.rules, prompt.prompt_tokens, whole_prompt=whole_prompt)
+        answers[question.holder] = _marked(reach, question.profile, prompt)
+    return answers
+
+
+async def _runs_by_unit(
+    store: Store, prompt: Prompt, questions: Sequence[Question], secret: bytes
+) -> dict[Holder, Sequence[Run]]:
+    """Return where the prompt's blocks are, hashed and looked up once for each kind of block."""
+    runs: dict[Holder, Sequence[Run]] = {}
+    for unit, pairs in sorted({_kind(q) for q in questions}):
+        asked = [q for q in questions if _kind(q) == (unit, pairs)]
         chain = chain_of(prompt, unit, pairs=pairs, secret=secret)
         if chain is None:
             continue
-        if not unit or not chain:
-            answers.update((q.holder, NOTHING) for q in asked)
-            continue
-        found = await store.find(prompt.model, chain, gap=max(q.rules.gap for q in asked))
-        for question in asked:
-            runs = found.runs.get(question.holder, ())
-            answers[question.holder] = reusable_tokens(
-                runs, question.rules, prompt.prompt_tokens, whole_prompt=whole_prompt
-            )
-    return answers
+        found = await store.find(prompt.model, chain, gap=max(q.rules.gap for q in asked)) if chain else NOT_FOUND
+        runs.update((q.holder, found.runs.get(q.holder, ())) for q in asked)
+    return runs
+
+
+def _kind(question: Question) -> tuple[int, bool]:
+    return question.profile.unit, question.profile.drafting == "pairs"
+
+
+def _pool_runs(pool: Question, use: PoolUse, runs: Mapping[Holder, Sequence[Run]]) -> PoolRuns:
+    chunk = max(tier.chunk for tier in pool.profile.tiers)
+    return PoolRuns(use.name, runs[pool.holder], pool.rules, chunk, frozenset(use.tiers))
+
+
+def _marked(reach: Reach, profile: Profile, prompt: Prompt) -> Reach:
+    """Return the reach with what makes it less certain: namespaces that events hide, tiers that never remove."""
+    hidden = profile.hidden_namespaces
+    marks = list(profile.marks) if reach.tokens else []
+    if prompt.salt is not None and "salt" in hidden:
+        marks.append("salt_not_in_events")
+    if prompt.adapter is not None and ("adapter" in hidden or "adapter_path" in hidden):
+        marks.append("adapter_not_in_events")
+    if reach.tokens and "extra_key" in hidden:
+        marks.append("extra_keys_not_in_events")
+    marks += [f"{tier}_never_removed" for tier in reach.by_tier if not profile.tier(tier).removals]
+    return msgspec.structs.replace(reach, marks=tuple(marks)) if marks else reach
 
 
 def chain_of(prompt: Prompt, unit: int, *, pairs: bool, secret: bytes) -> bytes | None:

@@ -33,6 +33,8 @@ class Reach(msgspec.Struct, frozen=True):
     tokens: int
     by_tier: dict[Tier, int]  # tokens, summing to `tokens`; a block counts under its fastest tier
     upper_bound: bool = False  # the engine does not report all that it needs
+    pools: dict[str, dict[Tier, int]] = {}  # the pool tier's tokens, by pool and its own tier
+    marks: tuple[str, ...] = ()  # why the answer is less certain than others
 
 
 NOTHING = Reach(0, {})
@@ -90,7 +92,7 @@ def make_rules(profile: Profile) -> Rules:
         drop=drop,
         drop_ahead=profile.drafting == "drop_unit_ahead" and len(bits) > 1,
         lower=lower,
-        gap=_gap(profile, lower),
+        gap=_gap(profile),
         upper_bound=profile.upper_bound,
         credit=profile.upper_bound_policy == "credit",
     )
@@ -119,12 +121,12 @@ def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, wh
     return Reach(length, _split(layers, rules.unit, length), rules.upper_bound) if length else NOTHING
 
 
-def _gap(profile: Profile, lower: LowerRule | None) -> int:
-    """Return how far apart marks may lie: a block longer than the unit is marked at its last unit only."""
+def _gap(profile: Profile) -> int:
+    """Return how far apart marks may lie: a block or chunk longer than the unit is marked at its last unit only."""
     full = [group.block_size for group in profile.groups if group.kind == "full"]
     if not full or not profile.unit:
         return ANY_GAP
-    return max(full) // profile.unit * (lower.chunk if lower else 1) - 1
+    return max(full) // profile.unit * max(tier.chunk for tier in profile.tiers) - 1
 
 
 def _class_rule(group_class: GroupClass, tiers: dict[Tier, int]) -> ClassRule:

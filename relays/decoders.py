@@ -24,6 +24,8 @@ def decoder_of(profile: Profile) -> Decode:
                 hash_bits=profile.hash.bits,
                 adapters=profile.adapters,
                 multiple_groups=has_groups(profile.version),
+                lmcache=profile.lmcache,
+                lmcache_chunk=profile.tier("host").chunk * profile.unit,
             )
             return lambda sequence, payload: vllm.decode_payload(sequence, payload, of_vllm)
         case "sglang":

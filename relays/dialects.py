@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from schemas.errors import ConfigError
-from schemas.profiles import Group, HashScheme, Profile, TierProfile
+from schemas.profiles import Group, HashScheme, PoolUse, Profile, TierProfile
 
 Connector = Literal["none", "offloading", "simple_cpu"]
 """What moves vLLM's blocks to host memory; it decides what a clear means (engines/vllm-events.md 4.5)."""
@@ -33,8 +33,54 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unreported: tuple[Literal["window", "state"], ...] = ()  # SGLang: classes of the model that its events leave out
     upper_bound_policy: Literal["credit", "gone"] = "credit"  # of replicas that do not report every class
     report_mode_full: bool = False  # clients send kv_cache_report_mode=full
+    lmcache: Literal["none", "in_process", "mp"] = "none"  # vLLM: LMCache inside the engine, or a server beside it
+    lmcache_chunk: int = 256  # tokens
+    max_age_s: float = 3600.0  # of copies that nothing ever removes
+    pools: tuple[PoolUse, ...] = ()  # that this replica reads
     adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
     rank_selectable: bool = True
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator says of a store that names blocks by engine hash; its events say none of it."""
+
+    block_size: int  # tokens of the replicas' blocks
+    blocks_per_chunk: int = 1  # that one name stands for: llm-d's file
+    tp_size: int = 1  # shards of a block that must all be there: Mooncake
+    key_pattern: str = ""  # Mooncake; empty: vLLM's store connector's
+    hash_algorithm: str = "sha256"
+    hash_seed: str | None = None  # of the engines that write it
+    max_age_s: float = 3600.0  # of what may have gone without an event
+    models: dict[str, str] = {}  # the store's name of a model -> ours; a name that is not here is ours already
+
+
+def pool_profile(kind: str, model: str, name: str, settings: PoolSettings) -> Profile:
+    """Return the profile of one model's part of a pool.
+
+    Source: engines/other-engines.md 4.1 (Mooncake) and 7.2 (llm-d).
+    """
+    if kind not in ("mooncake", "llmd"):
+        raise ConfigError(f"pool: {kind!r} is not known; known: llmd, mooncake")
+    if settings.block_size < 1 or settings.tp_size < 1 or settings.blocks_per_chunk < 1:
+        raise ConfigError("pool: block_size, tp_size and blocks_per_chunk are at least 1")
+    return Profile(
+        model=model,
+        name=name,
+        engine=kind,
+        version="",
+        dialect=kind,
+        unit=settings.block_size,
+        alignment=settings.block_size,
+        # the shards of a block are groups of one class: all must have it
+        groups=tuple(Group(shard, "full", settings.block_size) for shard in range(settings.tp_size)),
+        tiers=tuple(TierProfile(tier, chunk=settings.blocks_per_chunk) for tier in ("host", "disk")),
+        tier_walk="mixed",
+        removal="one_for_all_tiers",
+        hash_only_stores=True,
+        replay="none",
+        hash=HashScheme(settings.hash_algorithm, settings.hash_seed, 64),
+        max_age_s=settings.max_age_s,
+    )
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -88,11 +134,9 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
         alignment=settings.prefix_match_unit,
         drafting=_vllm_drafting(number, settings),
         groups=groups,
-        tiers=(
-            TierProfile("gpu"),
-            _vllm_host(number, settings),
-            TierProfile("disk", removals=False),
-        ),
+        tiers=(TierProfile("gpu"), _vllm_host(number, settings), TierProfile("disk", removals=False)),
+        lmcache=settings.lmcache,
+        max_age_s=settings.max_age_s,
         tier_walk="device_then_lower",
         re_announces_hits=settings.report_mode_full,
         hash_only_stores=settings.connector != "none",
@@ -101,6 +145,7 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
         adapters=settings.adapters,
         hidden_namespaces=_vllm_hidden(number),
         rank_selectable=settings.rank_selectable,
+        pools=settings.pools,
     )
 
 
@@ -132,6 +177,7 @@ def sglang_profile(model: str, name: str, version: str, settings: EngineSettings
         hidden_namespaces=_sglang_hidden(number),
         marks=("tier_uncertain",) if uncertain else (),
         rank_selectable=settings.rank_selectable,
+        pools=settings.pools,
         upper_bound=bool(settings.unreported),
         upper_bound_policy=settings.upper_bound_policy,
     )
@@ -166,6 +212,14 @@ def _vllm_host(number: tuple[int, ...], settings: EngineSettings) -> TierProfile
 
     Source: v1/offloading_connector.py 0.14.1, v1/offloading/scheduler.py 0.22.1 to 0.32.0, and a live 0.32.0.
     """
+    if settings.lmcache == "in_process":
+        if not settings.block_size or settings.lmcache_chunk % settings.block_size:
+            raise ConfigError(
+                f"lmcache_chunk: {settings.lmcache_chunk} tokens are no whole number of blocks of {settings.block_size}"
+            )
+        # loads whole chunks, all but the last token of a prompt; never removes (engines/other-engines.md 3.1)
+        chunk = settings.lmcache_chunk // settings.block_size
+        return TierProfile("host", chunk=chunk, removals=False, last_token="uncounted")
     last: Literal["never", "uncounted", "counted"] = "never"
     if settings.connector == "offloading":
         last = "counted" if number >= (0, 22) else "uncounted"

@@ -36,7 +36,7 @@ class EngineRank:
         self.voice = Voice(self.holder, life)
         self.received = {}
 
-    def take(self, sequence: int, payload: bytes, source: str = "0") -> Decoded | None:
+    def take(self, sequence: int, payload: bytes, source: str = "0", now_s: float = 0.0) -> Decoded | None:
         """Apply one message, or count why not; its sequence is passed either way."""
         self.received[source] = sequence
         try:
@@ -50,8 +50,14 @@ class EngineRank:
         for reject in decoded.rejects:
             self.counts[reject.reason] += 1
         self.time_s = decoded.time_s
-        self.mirror.apply(decoded.events)
+        self.mirror.apply(decoded.events, now_s)
         return decoded
+
+    def expire(self, now_s: float) -> None:
+        """Forget copies past their age, in tiers whose copies nothing may ever remove."""
+        max_age_s = self.mirror.profile.max_age_s
+        if max_age_s is not None:
+            self.mirror.expire(now_s, max_age_s)
 
     def say_again(self, life: int) -> None:
         """Tell everything that is known again, in this life."""

@@ -36,6 +36,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[tuple[MediaKey, ...], ...] = ()  # one per hash; empty: no block has any
     pairs: bool = False  # tokens hold one more than blocks x block_size
     parent_known: bool = True  # False: the event does not say what precedes the first block
+    names_chunks: bool = False  # each hash names a whole retrieval unit of its tier, not one of its blocks
+    only_known: bool = False  # says nothing of namespaces: placed only where another event has placed these tokens
 
     @property
     def masked(self) -> bool:
@@ -51,6 +53,7 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "gpu"
     group: int = 0
     remaining: tuple[int, ...] | None = None  # copies left of each, where the dialect says so
+    names_chunks: bool = False
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,7 @@ class RejectReason(enum.StrEnum):
     EXTRA_KEYS = "extra_keys"
     LIMIT = "limit"
     LOCALITY = "locality"
+    OTHER_SOURCE = "other_source"
 
 
 class Reject(msgspec.Struct, frozen=True):

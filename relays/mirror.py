@@ -26,6 +26,7 @@ class Limits(msgspec.Struct, frozen=True):
     blocks: int = 8_000_000  # engine hashes with copies
     idle_hashes: int = 200_000  # engine hashes without copies, kept for stores that name no tokens
     pending_blocks: int = 100_000  # blocks whose parent is not known yet
+    unplaced_blocks: int = 1_000_000  # blocks announced by hash alone that nobody has placed yet
 
 
 class HashCheck(Protocol):
@@ -64,9 +65,13 @@ class Entry:
 class Run(msgspec.Struct, frozen=True):
     """Consecutive blocks of one chain that changed to the same residency; 0: gone."""
 
-    head: Node
-    hashes: list[int]
+    nodes: list[Node]
     residency: int
+
+    @property
+    def head(self) -> Node:
+        """Return the run's first block."""
+        return self.nodes[0]
 
 
 class Mirror:
@@ -88,14 +93,20 @@ class Mirror:
         self._roots: dict[tuple[str | None, str | None], int] = {}
         self._group_position: dict[int, int] = {group.index: n for n, group in enumerate(profile.groups)}
         self._cleared = False  # everything was lost since the last drain
+        self._now_s = 0.0
         self._clears = 0  # device clears so far; the age of a lower tier's copies
         self._reset()
 
     # ---- what went in
 
-    def apply(self, events: Iterable[EngineEvent]) -> None:
-        """Apply one batch, event by event, in order (DESIGN 4.2)."""
+    def apply(self, events: Iterable[EngineEvent], now_s: float = 0.0) -> None:
+        """Apply one batch, event by event, in order (DESIGN 4.2).
+
+        Args:
+            now_s: monotonic; the age of copies that nothing may ever remove begins here.
+        """
         batch = list(events)
+        self._now_s = now_s
         if not self.profile.unit:
             self._learn_unit(batch)
         clears = 0
@@ -113,12 +124,60 @@ class Mirror:
         """Drop everything: the engine started a new life."""
         self._reset()
 
+    def drop_copies(self) -> None:
+        """Forget what the holder has, but not where engine hashes stand."""
+        for entry in list(self._entries.values()):
+            for pair in list(entry.copies):
+                self._drop_copies(entry, pair)
+            self._touch(entry)
+        self._ages.clear()
+        self._settle()
+
     def say_again(self) -> None:
         """Make everything that the holder has new to the index."""
         for node in list(self._nodes.values()):
             node.sent = 0
             self._dirty[node] = None
         self._settle()
+
+    def learn_places(self, depth: int, path: Sequence[int], blocks: Sequence[int], names: Sequence[EngineHash]) -> None:
+        """Learn where engine hashes stand, from a replica that knows their tokens (DESIGN 6, pools).
+
+        Args:
+            depth: of the first of `blocks`; `path` leads up to it from the last multiple of 128.
+            names: what the replica's engine calls the blocks, parallel to them; 0: nothing.
+        """
+        node: Node | None = None
+        for position, block_hash in enumerate((*path, *blocks)):
+            node = self._node_at(block_hash, node, depth - len(path) + position)
+            name = names[position - len(path)] if position >= len(path) else 0
+            if not name:
+                continue
+            entry = self._entries.get(name)
+            if entry is None:
+                entry = self._entries[name] = Entry(name)
+            if not entry.copies:
+                self._idle[name] = None
+                self._idle.move_to_end(name)
+            self._attach(name, node)
+        if node is not None:
+            self._touch_node(node)
+        self._settle()
+
+    def expire(self, now_s: float, max_age_s: float) -> int:
+        """Forget copies stored longer ago than that, in tiers whose copies nothing may ever remove; return how many."""
+        expired = 0
+        while self._ages and next(iter(self._ages.values())) + max_age_s < now_s:
+            (name, tier), _ = self._ages.popitem(last=False)
+            entry = self._entries.get(name)
+            if entry is not None:
+                for pair in [pair for pair in entry.copies if pair % _TIER_COUNT == _TIER_NUMBER[tier]]:
+                    self._drop_copies(entry, pair)
+                    expired += 1
+                self._touch(entry)
+        self.counts["expired"] += expired
+        self._settle()
+        return expired
 
     # ---- what is known
 
@@ -200,6 +259,11 @@ class Mirror:
         return len(self._entries) - len(self._idle)
 
     @property
+    def unplaced_blocks(self) -> int:
+        """Blocks announced by hash alone that nobody has placed yet."""
+        return len(self._unplaced)
+
+    @property
     def pending_blocks(self) -> int:
         """Blocks that wait for their parent."""
         return self._pending_count
@@ -237,9 +301,9 @@ class Mirror:
         for node, residency in changes:
             run = open_runs.pop(node.parent.hash, None) if node.parent else None
             if run is None or run.residency != residency:
-                run = Run(node, [], residency)
+                run = Run([], residency)
                 runs.append(run)
-            run.hashes.append(node.hash)
+            run.nodes.append(node)
             open_runs[node.hash] = run
         return runs
 
@@ -252,16 +316,32 @@ class Mirror:
         if position is None:
             return
         pair = position * _TIER_COUNT + _TIER_NUMBER[event.tier]
-        names = self._counted_names(event.tier, event.hashes)
+        names = self._counted_names(event)
         for name in names:
             self._add_copy(name, pair, event.tier)
         if event.tokens and event.parent_known:
             self._place(event)
+        elif not event.tokens:
+            self._hold_unplaced(names)
 
-    def _counted_names(self, tier: Tier, hashes: tuple[EngineHash, ...]) -> tuple[EngineHash, ...]:
+    def _hold_unplaced(self, names: Iterable[EngineHash]) -> None:
+        """Keep hashes that came without tokens until somebody places them; the oldest are forgotten past the bound."""
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is not None and entry.node is None:
+                self._unplaced[name] = None
+        while len(self._unplaced) > self._limits.unplaced_blocks:
+            name, _ = self._unplaced.popitem(last=False)
+            entry = self._entries.get(name)
+            if entry is not None and entry.node is None:
+                self.counts["unplaced_dropped"] += 1
+                entry.copies.clear()
+                self._forget_entry(entry)
+
+    def _counted_names(self, event: Stored | Removed) -> tuple[EngineHash, ...]:
         """Return the hashes that stand for whole retrieval units: the last of each chunk (DESIGN 4.12)."""
-        chunk = self.profile.tier(tier).chunk
-        return hashes if chunk == 1 else hashes[chunk - 1 :: chunk]
+        chunk = self.profile.tier(event.tier).chunk
+        return event.hashes if chunk == 1 or event.names_chunks else event.hashes[chunk - 1 :: chunk]
 
     def _add_copy(self, name: EngineHash, pair: int, tier: Tier) -> None:
         entry = self._entries.get(name)
@@ -277,6 +357,9 @@ class Mirror:
         else:
             entry.copies[pair] = entry.copies.get(pair, 0) + 1
         self._touch(entry)
+        if self.profile.ages(tier):
+            self._ages[name, tier] = self._now_s
+            self._ages.move_to_end((name, tier))
         stamps = self._stamps.get(tier)
         if stamps is not None:
             self._stamp(name, tier, stamps)
@@ -322,6 +405,9 @@ class Mirror:
             hashes = chain_hashes(start, tokens, unit, pairs=event.pairs)
         node = parent
         for number, block_hash in enumerate(hashes):
+            if event.only_known and block_hash not in self._nodes:
+                self.counts["chain_unknown"] += len(event.hashes) - number // per_block
+                break
             node = self._node(block_hash, node)
             if (number + 1) % per_block == 0:
                 self._attach(event.hashes[number // per_block], node)
@@ -358,6 +444,7 @@ class Mirror:
             return
         entry.node = node
         node.entries.append(entry)
+        self._unplaced.pop(name, None)
         self._touch_node(node)
         waiting = self._pending.pop(name, None)
         for stored in waiting or ():
@@ -365,9 +452,12 @@ class Mirror:
             self._place(stored)
 
     def _node(self, block_hash: int, parent: Node | None) -> Node:
+        return self._node_at(block_hash, parent, parent.depth + 1 if parent else 0)
+
+    def _node_at(self, block_hash: int, parent: Node | None, depth: int) -> Node:
         node = self._nodes.get(block_hash)
         if node is None:
-            node = self._nodes[block_hash] = Node(block_hash, parent.depth + 1 if parent else 0, parent)
+            node = self._nodes[block_hash] = Node(block_hash, depth, parent)
             if parent:
                 parent.children += 1
         return node
@@ -413,7 +503,7 @@ class Mirror:
         position = self._group_position.get(event.group, -1)
         pair = position * _TIER_COUNT + _TIER_NUMBER[event.tier]
         rule = self.profile.removal
-        for number, name in enumerate(self._counted_names(event.tier, event.hashes)):
+        for number, name in enumerate(self._counted_names(event)):
             entry = self._entries.get(name)
             gone = [] if entry is None else list(entry.copies) if rule == "one_for_all_tiers" else [pair]
             if entry is None or not any(pair in entry.copies for pair in gone):
@@ -522,6 +612,8 @@ class Mirror:
         self._dirty: OrderedDict[Node, None] = OrderedDict()
         self._touched: dict[EngineHash, Entry] = {}
         self._ambiguous: set[int] = set()
+        self._unplaced: OrderedDict[EngineHash, None] = OrderedDict()
+        self._ages: OrderedDict[tuple[EngineHash, Tier], float] = OrderedDict()  # when a copy was stored last
         self._stamps: dict[Tier, dict[EngineHash, int]] = {
             tier.name: {} for tier in self.profile.tiers if tier.capacity is not None and tier.name != "gpu"
         }
@@ -559,6 +651,7 @@ class Mirror:
 
     def _forget_entry(self, entry: Entry) -> None:
         self._idle.pop(entry.name, None)
+        self._unplaced.pop(entry.name, None)
         del self._entries[entry.name]
         node = entry.node
         if node is not None:

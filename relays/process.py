@@ -68,6 +68,11 @@ class Relay:
         self._context = zmq.asyncio.Context()
         self._ranks: list[RankRelay] = []
 
+    @property
+    def owed(self) -> int:
+        """Records that Kafka has not acknowledged; what more there is to say waits in the mirrors as a difference."""
+        return self._publisher.owed
+
     async def run(self) -> None:
         """Relay until cancelled; then stop reading, send what is owed and close."""
         # Kafka is not waited for: the engine's ring forgets
@@ -201,7 +206,8 @@ class Relay:
         with suppress(asyncio.CancelledError):
             await sending
         self._context.destroy(linger=0)
-        log.info("relay.stopped", replica=self._config.replica)
+        received = {str(rank.engine.holder): rank.engine.received for rank in self._ranks}
+        log.info("relay.stopped", replica=self._config.replica, received=received, owed=self._publisher.owed)
 
 
 async def _watch(sending: "asyncio.Task[None]") -> None:

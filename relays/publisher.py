@@ -21,7 +21,7 @@ from ops.metrics import RELAY_PRODUCERS, RELAY_RECORDS, RELAY_REJECTS
 log = structlog.get_logger()
 
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 2.0
 _STOP_S = 5.0
 _HEALTHY_S = 5.0  # a record that waits longer for its acknowledgement tells of an outage
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from index.hashing import BAND_BLOCKS, pack_hashes
-from relays.mirror import Mirror, Run, path_of
+from relays.mirror import Mirror, Node, Run, path_of
 from schemas.events import (
     MAX_RECORD_BYTES,
     SCHEMA_VERSION,
@@ -56,7 +56,7 @@ class Voice:
             chunks = _chunks(mirror.take_runs(_MAX_BLOCKS))
             for number, chunk in enumerate(chunks):
                 last = number == len(chunks) - 1 and not mirror.changed
-                paths, run_events = _with_paths(chunk)
+                paths, run_events = _with_paths(chunk, with_names=mirror.profile.tells_engine_hashes)
                 told = dict(engine_sequence) if last else {}
                 self._told_sequence.update(told)
                 yield self._record(paths, events + run_events, told, engine_time_s)
@@ -95,7 +95,7 @@ def _chunks(runs: Sequence[Run]) -> list[list[Run]]:
     chunks: list[list[Run]] = [[]]
     size = 0
     for run in runs:
-        need = _RUN_BYTES + 8 * (len(run.hashes) + run.head.depth % BAND_BLOCKS)
+        need = _RUN_BYTES + 8 * (2 * len(run.nodes) + run.head.depth % BAND_BLOCKS)
         if size + need > _MAX_BYTES and chunks[-1]:
             chunks.append([])
             size = 0
@@ -104,7 +104,7 @@ def _chunks(runs: Sequence[Run]) -> list[list[Run]]:
     return chunks
 
 
-def _with_paths(runs: Sequence[Run]) -> tuple[list[bytes], list[BlockEvent]]:
+def _with_paths(runs: Sequence[Run], *, with_names: bool) -> tuple[list[bytes], list[BlockEvent]]:
     """Return the runs as events, with the paths that they share (deep ones first, so that most are shared)."""
     paths: list[bytes] = []
     path_through: dict[int, int] = {}  # hash of a block that a path goes through -> the path
@@ -124,9 +124,17 @@ def _with_paths(runs: Sequence[Run]) -> tuple[list[bytes], list[BlockEvent]]:
         numbers[position] = shared
     events: list[BlockEvent] = []
     for position, run in enumerate(runs):
-        blocks = pack_hashes(run.hashes)
+        blocks = pack_hashes(node.hash for node in run.nodes)
         if run.residency:
-            events.append(BlocksStored(run.head.depth, numbers[position], blocks, run.residency))
+            names = pack_hashes(_low_bits(node) for node in run.nodes) if with_names else None
+            events.append(BlocksStored(run.head.depth, numbers[position], blocks, run.residency, names))
         else:
             events.append(BlocksRemoved(run.head.depth, numbers[position], blocks))
     return paths, events
+
+
+def _low_bits(node: Node) -> int:
+    """Return the low 64 bits of what the engine calls a block, by which pools name it; 0 where it has no name."""
+    for entry in node.entries:
+        return entry.name if isinstance(entry.name, int) else int.from_bytes(entry.name[-8:], "big")
+    return 0

@@ -1,7 +1,7 @@
 """Decoder of vLLM's KV events, 0.11 to 0.32: frames in, engine events out; pure."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,6 +49,8 @@ class Source(msgspec.Struct, frozen=True):
     hash_bits: int = 64
     adapters: dict[str, str] = {}
     multiple_groups: bool = True  # False: one group whatever an event says (up to 0.19)
+    lmcache: Literal["none", "in_process", "mp"] = "none"  # whose events are mixed into this stream
+    lmcache_chunk: int = 256  # tokens
 
 
 def decode(frames: Sequence[bytes], source: Source) -> Decoded:
@@ -76,6 +78,8 @@ def decode_payload(sequence: int, payload: bytes, source: Source) -> Decoded:
 def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
     if isinstance(event, AllBlocksCleared):
         return Cleared()
+    if source.lmcache != "none" and TIER_SPELLINGS.get(event.medium, "other") != "gpu":
+        return _of_lmcache(event, source)
     if isinstance(event, BlockRemoved):
         return Removed(
             hashes=read_hashes(event.block_hashes, source.hash_bits),
@@ -109,6 +113,33 @@ def _stored(event: BlockStored, source: Source) -> Stored:
         salt=salt,
         namespace_known=known,
         media=media,
+    )
+
+
+def _of_lmcache(event: BlockStored | BlockRemoved, source: Source) -> EngineEvent:
+    """Return a store of LMCache inside the engine: whole chunks, stores only (engines/other-engines.md 3.1).
+
+    Its medium may name the token tensor's device; parent 0 is unknown; a store says nothing of salts or media, so it
+    is placed only where the engine's own events have placed these tokens. With the multiprocess server attached the
+    same memory is announced there.
+    """
+    if source.lmcache == "mp" or isinstance(event, BlockRemoved):
+        raise Refused(RejectReason.OTHER_SOURCE, f"medium {event.medium!r} of LMCache ({source.lmcache})")
+    if event.block_size != source.lmcache_chunk:
+        raise Refused(RejectReason.BLOCK_SIZE, f"block_size: {event.block_size}, chunks are {source.lmcache_chunk}")
+    hashes = read_hashes(event.block_hashes, 64)
+    check_tokens(event.token_ids, event.block_size, len(hashes), _MAX_TOKEN, masked=False)
+    adapter, known = _adapter(event, source)
+    return Stored(
+        hashes=hashes,
+        tokens=event.token_ids,
+        block_size=event.block_size,
+        tier="host",
+        adapter=adapter,
+        namespace_known=known,
+        parent_known=event.parent_block_hash is None,
+        names_chunks=True,
+        only_known=True,
     )
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from index.liveness import BELIEVED
 from index.lookup import Prompt, reaches
 from index.match import Reach
 from index.store import Store
@@ -99,13 +100,17 @@ class Router:
 
     async def _price(self, prompt: Prompt, replicas: list[str] | None) -> PriceAnswer:
         table = await self.fleet.table(self._served(prompt.model))
-        members = {h: m for h, m in table.members.items() if replicas is None or h.name in replicas}
+        pools = {h: m for h, m in table.members.items() if h.rank is None}
+        members = {
+            h: m for h, m in table.members.items() if h not in pools and (replicas is None or h.name in replicas)
+        }
         found: dict[Holder, Reach] = {}
         doubt = "" if table.index == "ready" else table.index
         if not doubt:
             questions = [m.question for m in members.values() if m.question is not None]
+            believed = [m.question for m in pools.values() if m.question is not None and m.judgement.state in BELIEVED]
             try:
-                found = await reaches(self._store, prompt, questions, secret=self._secret)
+                found = await reaches(self._store, prompt, questions, believed, secret=self._secret)
             except StaleIndex:
                 doubt = "index_lost"
             except StoreUnavailable as error:
@@ -114,6 +119,7 @@ class Router:
         prices = [_price_member(h, m, found.get(h), prompt.prompt_tokens, doubt) for h, m in members.items()]
         for name in sorted(set(replicas or ()) - {holder.name for holder in members}):
             prices.append(unknown(name, None, prompt.prompt_tokens, doubt or "never_heard_of"))
+        _tell_pools(prices, members, pools)
         prices = _one_where_no_rank_can_be_picked(prices, members)
         for answer in prices:
             if answer.state == "unknown":
@@ -199,6 +205,19 @@ def _price_member(holder: Holder, member: Member, reach: Reach | None, prompt_to
     if member.question is None:
         return unknown(holder.name, holder.rank, prompt_tokens, "no_profile")
     return price(holder, member.judgement, reach, prompt_tokens)
+
+
+def _tell_pools(prices: list[ReplicaPrice], members: dict[Holder, Member], pools: dict[Holder, Member]) -> None:
+    """Say of each replica which of its pools are not simply live."""
+    for answer in prices:
+        member = members.get(Holder(answer.replica, answer.rank))
+        uses = member.row.profile.pools if member is not None and member.row.profile is not None else ()
+        for use in uses:
+            pool = pools.get(Holder(use.name, None))
+            state = pool.judgement.state if pool is not None else "unknown"
+            if state != "live":
+                why = ", ".join(pool.judgement.reasons) if pool is not None else "never_heard_of"
+                answer.reasons.append(f"pool {use.name}: {state}" + (f" ({why})" if why else ""))
 
 
 def _one_where_no_rank_can_be_picked(prices: list[ReplicaPrice], members: dict[Holder, Member]) -> list[ReplicaPrice]:

@@ -29,10 +29,11 @@ def price(holder: Holder, judgement: Judgement, reach: Reach | None, prompt_toke
         rank=holder.rank,
         state=state,
         cached_tokens=NO_TOKENS | credited.by_tier,
+        pools={name: {str(tier): tokens for tier, tokens in tiers.items()} for name, tiers in credited.pools.items()},
         reusable_tokens=credited.tokens,
         upper_bound=credited.upper_bound,
         uncached_tokens=prompt_tokens - credited.tokens,
-        reasons=reasons,
+        reasons=[*reasons, *credited.marks],
     )
 
 

@@ -68,6 +68,14 @@ class Pair(NamedTuple):
     tier: Tier
 
 
+class PoolUse(msgspec.Struct, frozen=True):
+    """A pool that a replica reads."""
+
+    name: str
+    named_by: Literal["tokens", "engine_hash"] = "engine_hash"  # what the pool's own events name blocks by
+    tiers: tuple[Tier, ...] = ("host", "disk")  # of the pool, that this replica reads
+
+
 class HashScheme(msgspec.Struct, frozen=True):
     """How the engine names its blocks, as far as an operator can know it."""
 
@@ -110,12 +118,24 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     replay: Literal["ring", "none"] = "ring"
     hash: HashScheme = HashScheme()
     adapters: dict[str, str] = {}  # id of an adapter -> its name
+    lmcache: Literal["none", "in_process", "mp"] = "none"  # whose events are mixed into a vLLM's stream
     hidden_namespaces: tuple[Literal["salt", "adapter", "adapter_path", "extra_key"], ...] = ()
     marks: tuple[str, ...] = ()  # said in the reasons of every answer that credits this holder
     rank_selectable: bool = True
     upper_bound_policy: Literal["credit", "gone"] = "credit"
     upper_bound: bool = False  # its engine does not report every group class
     ranks: tuple[Rank, ...] = ()
+    pools: tuple[PoolUse, ...] = ()  # that this replica reads
+    max_age_s: float | None = None  # of copies that nothing may ever remove; twice as fast while a gap is open
+
+    def ages(self, name: Tier) -> bool:
+        """Return whether copies in a tier are forgotten after `max_age_s`: no removal may ever end them."""
+        return self.max_age_s is not None and (self.replay == "none" or not self.tier(name).removals)
+
+    @property
+    def tells_engine_hashes(self) -> bool:
+        """Return whether a pool needs to know what the engine calls its blocks."""
+        return any(pool.named_by == "engine_hash" for pool in self.pools)
 
     def tier(self, name: Tier) -> TierProfile:
         """Return how the tier behaves; one that is not listed behaves plainly."""

@@ -19,10 +19,10 @@ MAX_UNITS = 14
 def profiles(
     draw: st.DrawFn, sizes: tuple[int, ...] = (2, 4, 6), names: tuple[Tier, ...] = ("gpu", "host", "disk"), **changes: Any
 ) -> Profile:
-    """Draw a profile of one to three classes with blocks of some sizes and some tiers; a connector needs a full one."""
+    """Draw a profile of one to three classes with blocks of some sizes and some tiers; connectors and drafting need a full one."""
     drawn: list[GroupKind] = draw(st.lists(st.sampled_from(["full", "window", "state"]), max_size=3, unique=True))
     kinds: list[GroupKind] = drawn
-    if "full" not in drawn and (not drawn or "tier_walk" in changes):
+    if "full" not in drawn and (not drawn or "tier_walk" in changes or "drafting" in changes):
         kinds = ["full", *drawn]
     groups = [
         Group(index, kind, draw(st.sampled_from(sizes)), draw(st.integers(2, 13)) if kind == "window" else None)
@@ -69,9 +69,20 @@ def test_a_mixed_hit_is_the_longest_that_all_classes_allow(data: st.DataObject) 
 @given(st.data(), st.sampled_from(["drop_unit", "drop_unit_ahead"]))
 @settings(max_examples=1000, deadline=None)
 def test_drafting_takes_a_block_that_must_be_there(data: st.DataObject, drafting: str) -> None:
-    """With blocks of one size the hit under speculation is the reference's."""
+    """With blocks of one size, any classes beside a full one: the hit under speculation is the reference's."""
     size = data.draw(st.sampled_from([2, 4]))
     known = data.draw(profiles((size,), ("gpu",), drafting=drafting))
+    residencies, prompt_tokens = data.draw(holdings(known))
+    assert reached(known, residencies, prompt_tokens).tokens == hit_rule.hit(known, residencies, prompt_tokens)
+
+
+@given(st.data(), st.sampled_from([2, 4, 6]), st.sampled_from([2, 4, 6]))
+@settings(max_examples=1000, deadline=None)
+def test_drafting_takes_each_classs_own_block(data: st.DataObject, full: int, state: int) -> None:
+    """Full blocks of one size and states of another: the hit under speculation is the reference's."""
+    groups = (Group(0, "full", full), Group(1, "state", state))
+    listed = tuple(Pair(group.group_class, "gpu") for group in groups)
+    known = profile(*groups, unit=UNIT, pairs=listed, drafting="drop_unit_ahead")
     residencies, prompt_tokens = data.draw(holdings(known))
     assert reached(known, residencies, prompt_tokens).tokens == hit_rule.hit(known, residencies, prompt_tokens)
 
@@ -112,17 +123,16 @@ def test_an_uncounted_last_token_is_not_reported(data: st.DataObject, chunk: int
     assert reached(known, residencies, prompt_tokens).tokens == hit_rule.hit(known, residencies, prompt_tokens)
 
 
-@given(st.data(), st.booleans(), st.sampled_from([4, 8]))
+@given(st.data(), st.sampled_from([4, 8]), st.sampled_from(["none", "drop_unit_ahead"]))
 @settings(max_examples=1000, deadline=None)
-def test_partial_blocks_end_a_hit_where_the_engine_ends_it(data: st.DataObject, recurrent: bool, size: int) -> None:
+def test_partial_blocks_end_a_hit_where_the_engine_ends_it(data: st.DataObject, size: int, drafting: str) -> None:
     """With a match unit finer than the block any marks give the length that vLLM's finders give."""
-    groups = (Group(0, "full", size), Group(1, "state", size))[: 2 if recurrent else 1]
+    groups = (Group(0, "full", size), Group(1, "state", size))
     listed = tuple(Pair(group.group_class, "gpu") for group in groups)
-    known = profile(*groups, unit=UNIT, alignment=UNIT, pairs=listed)
+    known = profile(*groups, unit=UNIT, alignment=UNIT, pairs=listed, drafting=drafting)
     prompt_tokens = data.draw(st.integers(0, MAX_UNITS * UNIT + 1))
     units = prompt_tokens // UNIT
-    marks = st.one_of(st.integers(0, 3), st.just(3)).map(lambda bits: bits & ((1 << len(listed)) - 1))
-    residencies = data.draw(st.lists(marks, min_size=units, max_size=units))
+    residencies = data.draw(st.lists(st.integers(0, 3) | st.just(3), min_size=units, max_size=units))
     assert reached(known, residencies, prompt_tokens).tokens == hit_rule.fine_hit(known, residencies, prompt_tokens)
 
 

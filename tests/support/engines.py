@@ -79,4 +79,4 @@ def resident(mirror: Mirror) -> dict[int, int]:
 def drain(mirror: Mirror) -> dict[int, int]:
     """Return block_hash -> residency of all that changed since the last drain."""
     runs = mirror.take_runs(1 << 30)
-    return {block_hash: run.residency for run in runs for block_hash in run.hashes}
+    return {node.hash: run.residency for run in runs for node in run.nodes}

@@ -54,24 +54,40 @@ def agrees(has: Has, group_class: GroupClass, length: int, floor: int = 0, ahead
     return covered(has, group_class, first, length + ahead)
 
 
-def longest(holding: Holding, has: Has, limit: int, floor: int = 0, drop: int = 0) -> int:
-    """Return the longest aligned length in (floor, limit - drop] that all classes allow, or `floor`."""
+def longest(holding: Holding, has: Has, limit: int, floor: int = 0) -> int:
+    """Return the longest aligned length in (floor, limit] that all classes allow, or `floor`."""
     step = holding.alignment
-    for length in range(limit // step * step - drop, floor, -step):
-        if all(agrees(has, c, length, floor, drop) for c in holding.bits):
+    for length in range(limit // step * step, floor, -step):
+        if all(agrees(has, c, length, floor) for c in holding.bits):
             return length
     return floor
+
+
+def drafted(holding: Holding, prompt_tokens: int) -> int:
+    """Return the longest hit behind which each class but a state has one block more, which drafting takes.
+
+    That block lies below the last token, except with several groups from 0.32 on (`drop_unit_ahead`).
+    """
+    ahead = holding.profile.drafting == "drop_unit_ahead" and len(holding.bits) > 1
+    limit = prompt_tokens if ahead else prompt_tokens - 1
+    has = holding.within(*TIERS)
+    for length in range((prompt_tokens - 1) // holding.alignment * holding.alignment, 0, -holding.alignment):
+        if all(
+            agrees(has, c, length, ahead=c.block_size) and (c.kind == "state" or length + c.block_size <= limit)
+            for c in holding.bits
+        ):
+            return length
+    return 0
 
 
 def hit(profile: Profile, residencies: Sequence[int], prompt_tokens: int) -> int:
     """Return how many tokens of the prompt the engine reuses."""
     holding = Holding(profile, residencies)
     limit = prompt_tokens - 1
+    if profile.drafting != "none":
+        return drafted(holding, prompt_tokens)
     if profile.tier_walk == "mixed":
-        drop = 0 if profile.drafting == "none" else max(c.block_size for c in holding.bits)
-        if profile.drafting == "drop_unit_ahead" and len(holding.bits) > 1:
-            limit = prompt_tokens
-        return longest(holding, holding.within(*TIERS), limit, drop=drop)
+        return longest(holding, holding.within(*TIERS), limit)
     device = longest(holding, holding.within("gpu"), limit)
     lower = holding.within("host", "disk", "pool", "other")
     if profile.tier("host").last_token == "never":
@@ -125,23 +141,24 @@ def by_tier(profile: Profile, residencies: Sequence[int], length: int) -> dict[T
 
 
 def fine_hit(profile: Profile, residencies: Sequence[int], prompt_tokens: int) -> int:
-    """Return the hit where partial blocks count: one full class and perhaps one state class (vLLM's fine mode).
+    """Return the hit where partial blocks count: one full and one state class (vLLM's fine mode).
 
     A full class finds whole blocks and then the last partial entry in the block after them; whatever ends before that
-    is covered. A state class has an entry exactly where the hit ends.
+    is covered. A state class has an entry exactly where the hit ends. Drafting takes one unit of what is full.
     """
     holding = Holding(profile, residencies)
-    limit = prompt_tokens - 1
     (full,) = [c for c in holding.bits if c.kind == "full"]
+    (state,) = [c for c in holding.bits if c.kind == "state"]
+    unit, drop = profile.unit, 0 if profile.drafting == "none" else profile.unit
+    limit = min(prompt_tokens - 1 + drop, prompt_tokens // unit * unit)
     whole = 0
     while whole + full.block_size <= limit and holding.tiers_of(full, whole // full.block_size):
         whole += full.block_size
-    inside = range(whole + profile.unit, min(limit, whole + full.block_size - 1) + 1, profile.unit)
+    inside = range(whole + unit, min(limit, whole + full.block_size - 1) + 1, unit)
     found = max((end for end in inside if holding.mark(end) & _mask(holding, full)), default=whole)
-    for state in (c for c in holding.bits if c.kind == "state"):
-        ends = range(profile.unit, found + 1, profile.unit)
-        found = max((end for end in ends if holding.mark(end) & _mask(holding, state)), default=0)
-    return found
+    found = max(0, found - drop)
+    ends = range(unit, found + 1, unit)
+    return max((end for end in ends if holding.mark(end) & _mask(holding, state)), default=0)
 
 
 def _mask(holding: Holding, group_class: GroupClass) -> int:

@@ -130,16 +130,3 @@ def test_a_recurrent_model_loads_whole_checkpoints() -> None:
     assert hit(recurrent, "cc4c", 17) == 16
     assert hit(recurrent, "ccc4", 17) == 12
     assert hit(recurrent, "cccc", 16) == 12
-
-
-def test_several_full_classes_load_the_whole_prompt() -> None:
-    """Only a window or a state costs the last token; two full groups with other block sizes do not (vLLM 0.32)."""
-    eight = GroupClass("full", None, 8)
-    full = profile(
-        Group(0, "full", 4),
-        Group(1, "full", 8),
-        pairs=pairs((FULL, "gpu"), (eight, "gpu"), (FULL, "host"), (eight, "host")),
-        tiers=tiers("gpu", "host", last_token="counted"),
-        tier_walk="device_then_lower",
-    )
-    assert hit(full, "4c4c", 16) == 16

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from relays.decoders import decoder_of
 from relays.dialects import EngineSettings, vllm_profile
-from relays.engine import EngineRank, decoder_source
+from relays.engine import EngineRank
 from schemas.errors import ConfigError
 from schemas.events import BlocksStored, ProfileChanged
 from schemas.profiles import Group
@@ -115,7 +116,7 @@ def test_a_salted_prompt_of_an_old_version_matches_no_prompt() -> None:
 def test_a_dialect_without_a_decoder_stops_the_start() -> None:
     """A profile of an unknown dialect raises ConfigError that names it."""
     with pytest.raises(ConfigError, match="dialect: 'other'"):
-        decoder_source(profile_of_dialect("other"))
+        decoder_of(profile_of_dialect("other"))
 
 
 def profile_of_dialect(dialect: str) -> Any:

@@ -1,0 +1,178 @@
+"""What only the Redis store can get wrong: several processes, slots, lost data, a server that is away."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as aioredis
+
+from index.digests import index_digest
+from index.fold import BandRun, Flush
+from index.hashing import pack_hashes
+from index.redis_store import RedisStore
+from index.store import Applied
+from schemas.errors import StaleIndex, StoreUnavailable
+from schemas.profiles import Holder
+from schemas.topics import model_slug
+from tests.support.engines import HOLDER
+from tests.support.writes import part, put, runs, write
+
+pytestmark = pytest.mark.services
+
+CHAIN = list(range(1_000, 1_300))
+OTHER = Holder("r", 1)
+
+
+@pytest.fixture
+async def stores(redis_url: str, unique_name: str) -> AsyncIterator[tuple[RedisStore, RedisStore]]:
+    """Two processes' stores over one server and three shards, both set up."""
+    one, two = (RedisStore.from_urls([redis_url], 3) for _ in range(2))
+    await one.setup(unique_name)
+    await two.setup(unique_name)
+    yield one, two
+    await one.close()
+    await two.close()
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator["aioredis.Redis"]:
+    """A plain connection to the server."""
+    connected = aioredis.Redis.from_url(redis_url)
+    yield connected
+    await connected.aclose()
+
+
+async def keys_of(client: "aioredis.Redis", model: str) -> list[bytes]:
+    return [key async for key in client.scan_iter(match=f"{{{model_slug(model)}.*", count=1000)]
+
+
+async def segments_of(client: "aioredis.Redis", model: str) -> list[bytes]:
+    return [key for key in await keys_of(client, model) if b"}s" in key]
+
+
+async def test_a_reader_sees_what_another_process_wrote(stores: tuple[RedisStore, RedisStore], unique_name: str) -> None:
+    """New holders, lives and epochs are named rightly by a reader that has known an older table."""
+    writer, reader = stores
+    for life in (1, 2):
+        await put(writer, unique_name, write(part(CHAIN[: life * 3]), life=life))
+        assert await runs(reader, unique_name, CHAIN) == {"r/0": [(0, life * 3, 1)]}
+    await put(writer, unique_name, write(part(CHAIN), holder=OTHER), write(sequence=2, life=2, epoch=2))
+    assert await runs(reader, unique_name, CHAIN) == {"r/1": [(0, 300, 1)]}
+
+
+async def test_a_partition_may_change_its_worker_and_come_back(
+    stores: tuple[RedisStore, RedisStore], unique_name: str
+) -> None:
+    """A worker that was overtaken by another one's clear loses none of what it writes afterwards."""
+    one, two = stores
+    await put(one, unique_name, write(part(CHAIN[:2])))
+    await put(two, unique_name, write(part(CHAIN[:5]), sequence=2, epoch=2))
+    assert await put(one, unique_name, write(part(CHAIN[:9]), sequence=3)) == Applied(applied=1)
+    assert await runs(one, unique_name, CHAIN) == {"r/0": [(0, 9, 1)]}
+
+
+async def test_a_life_begun_by_another_worker_goes_on_in_its_epoch(
+    stores: tuple[RedisStore, RedisStore], unique_name: str
+) -> None:
+    """A worker that has known only the life before writes into the epoch that the new life has reached."""
+    one, two = stores
+    await put(one, unique_name, write(part(CHAIN[:2])))
+    await put(two, unique_name, write(part(CHAIN[:5]), life=2), write(sequence=2, life=2, epoch=2))
+    assert await put(one, unique_name, write(part(CHAIN[:9]), sequence=3, life=2)) == Applied(applied=1)
+    assert await runs(one, unique_name, CHAIN) == {"r/0": [(0, 9, 1)]}
+
+
+async def test_two_workers_applying_one_record_count_it_once(
+    stores: tuple[RedisStore, RedisStore], unique_name: str
+) -> None:
+    """Redelivery to another process, at once, is a repeat on each shard."""
+    flush = Flush(unique_name, None, [write(part(CHAIN))])
+    replies = await asyncio.gather(*(store.apply(flush) for store in stores))
+    assert sorted((reply.applied, reply.repeated) for reply in replies) == [(0, 1), (1, 0)]
+    assert await runs(stores[0], unique_name, CHAIN) == {"r/0": [(0, 300, 1)]}
+
+
+async def test_sweeping_frees_what_dead_lives_left(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """After a sweep only the live holder's blocks are stored, answers and digests are as before, slots come back."""
+    store, _ = stores
+    for life in range(1, 6):
+        await put(store, unique_name, write(part(range(life * 10_000, life * 10_000 + 200)), life=life))
+    await put(store, unique_name, write(part(CHAIN), holder=OTHER))
+    assert len(await segments_of(client, unique_name)) == 5 * 2 + 3
+    digests = [await store.digest(unique_name, holder) for holder in (HOLDER, OTHER)]
+    assert await store.sweep(unique_name) == 4
+    assert len(await segments_of(client, unique_name)) == 2 + 3
+    assert [await store.digest(unique_name, holder) for holder in (HOLDER, OTHER)] == digests
+    assert await store.sweep(unique_name) == 0
+    await put(store, unique_name, write(part(CHAIN[:7]), holder=Holder("s", 0)))
+    assert (await runs(store, unique_name, CHAIN))["s/0"] == [(0, 7, 1)]
+
+
+async def test_a_store_that_lost_its_data_is_stale(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """Once its keys are gone every call says so, until it is set up again, empty."""
+    store, _ = stores
+    await put(store, unique_name, write(part(CHAIN)))
+    await client.delete(*await keys_of(client, unique_name))
+    with pytest.raises(StaleIndex):
+        await store.find(unique_name, pack_hashes(CHAIN))
+    with pytest.raises(StaleIndex):
+        await store.holders(unique_name)
+    with pytest.raises(StaleIndex):
+        await put(store, unique_name, write(sequence=2))
+    assert await store.setup(unique_name) is True
+    assert await runs(store, unique_name, CHAIN) == {}
+
+
+async def test_a_worker_of_an_earlier_incarnation_is_stale(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """A process that did not notice the loss cannot write into what another one set up anew."""
+    old, new = stores
+    await put(old, unique_name, write(part(CHAIN)))
+    await client.delete(*await keys_of(client, unique_name))
+    await new.setup(unique_name)
+    with pytest.raises(StaleIndex):
+        await put(old, unique_name, write(part(CHAIN), sequence=2))
+    assert await runs(new, unique_name, CHAIN) == {}
+
+
+async def test_a_server_that_is_away_is_unavailable(unique_name: str) -> None:
+    """Without a connection each call raises StoreUnavailable, which the caller retries."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = RedisStore.from_urls([f"redis://127.0.0.1:{port}/0"], timeout_s=1.0)
+    for call in (store.setup(unique_name), store.find(unique_name, b"\1" * 8), store.holders(unique_name)):
+        with pytest.raises(StoreUnavailable):
+            await call
+    await store.close()
+
+
+async def test_many_holders_may_hold_one_band_in_pieces(redis_url: str, unique_name: str) -> None:
+    """300 ranks of a hybrid model, each with 64 runs in the band of a shared system prompt, are all found."""
+    store = RedisStore.from_urls([redis_url])
+    await store.setup(unique_name)
+    chain = CHAIN[:128]
+    pieces = [BandRun(first, pack_hashes(chain[: first + 1]), 1 + first // 2 % 2) for first in range(128)]
+    for number in range(300):
+        await put(store, unique_name, write(pieces, holder=Holder("r", number)))
+    found = await runs(store, unique_name, chain)
+    assert len(found) == 300
+    assert {tuple(held) for held in found.values()} == {tuple((first, 2, 1 + first // 2 % 2) for first in range(0, 128, 2))}
+    blocks = [(block, 1 + position // 2 % 2) for position, block in enumerate(chain)]
+    assert await store.digest(unique_name, Holder("r", 299)) == index_digest(blocks)
+    await store.close()
+
+
+async def test_shards_are_spread_over_servers_by_their_bands(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """Each shard's keys carry their own hash tag, so that a shard can live on one node of a cluster."""
+    await put(stores[0], unique_name, write(part([*range(1, 3_000)])))
+    tags = {key.split(b"}")[0] for key in await keys_of(client, unique_name)}
+    assert tags == {f"{{{model_slug(unique_name)}.{shard}".encode() for shard in range(3)}
