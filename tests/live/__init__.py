@@ -1,0 +1,1 @@
+"""Real vLLM servers beside the whole stack; started by hand, see drive.py."""
