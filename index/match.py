@@ -62,7 +62,7 @@ class Rules(NamedTuple):
     unit: int
     alignment: int  # tokens
     classes: tuple[ClassRule, ...]
-    drop: int  # tokens that speculative decoding takes from every hit
+    drafting: bool  # every class but a state finds one block more than is kept
     drop_ahead: bool  # the dropped block may be the prompt's last
     lower: LowerRule | None  # None: tiers alternate along a run
     gap: int  # blocks in a row without any residency that a hit may still go past
@@ -76,9 +76,6 @@ ANY_GAP = (1 << 31) - 1
 def make_rules(profile: Profile) -> Rules:
     """Return what the match needs of a profile."""
     bits = class_bits(profile.pairs)
-    drop = 0
-    if profile.drafting in ("drop_unit", "drop_unit_ahead"):
-        drop = max((group.block_size for group in profile.groups), default=profile.unit)
     silent = {group.group_class for group in profile.groups} - set(bits)
     lower = None
     if profile.tier_walk == "device_then_lower":
@@ -89,7 +86,7 @@ def make_rules(profile: Profile) -> Rules:
         alignment=profile.alignment or lcm(profile.unit or 1, *(group.block_size for group in profile.groups)),
         # a class of which nothing was ever stored cannot agree to any hit
         classes=() if silent else tuple(_class_rule(c, tiers) for c, tiers in bits.items()),
-        drop=drop,
+        drafting=profile.drafting in ("drop_unit", "drop_unit_ahead"),
         drop_ahead=profile.drafting == "drop_unit_ahead" and len(bits) > 1,
         lower=lower,
         gap=_gap(profile),
@@ -116,7 +113,7 @@ def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, wh
     limit = prompt_tokens if whole_prompt else prompt_tokens - 1
     if rules.lower is not None and any(position for c in rules.classes for _, position in c.tier_bits):
         return _device_then_lower(runs, rules, rules.lower, limit, prompt_tokens)
-    layers = [_Layer(c, runs, rules.unit, c.tier_bits) for c in rules.classes]
+    layers = [_Layer(c, runs, rules, c.tier_bits, drafting=rules.drafting) for c in rules.classes]
     length = _longest(layers, rules, limit, prompt_tokens)
     return Reach(length, _split(layers, rules.unit, length), rules.upper_bound) if length else NOTHING
 
@@ -134,25 +131,44 @@ def _class_rule(group_class: GroupClass, tiers: dict[Tier, int]) -> ClassRule:
     return ClassRule(group_class.kind, group_class.block_size, group_class.window or 1, bits)
 
 
+# by position in TIERS: what a fastest tier so far becomes when another class needs this one
+_AT_LEAST = [bytes(max(least, other) for other in range(256)) for least in range(len(TIERS))]
+
+
 class _Layer:
     """Where one group class has its blocks: intervals of whole blocks, and the ends of partial ones (tokens)."""
 
     def __init__(
-        self, rule: ClassRule, runs: Iterable[Run], unit: int, tier_bits: Sequence[tuple[int, int]], chunk: int = 1
+        self,
+        rule: ClassRule,
+        runs: Iterable[Run],
+        rules: Rules,
+        tier_bits: Sequence[tuple[int, int]],
+        chunk: int = 1,
+        *,
+        drafting: bool = False,
     ) -> None:
         self.kind = rule.kind
         self.window = rule.window
         self.block = rule.block * chunk
+        self.alignment = rules.alignment
+        # what drafting takes again must be there: a block, or a unit of a full group that may end inside a block
+        # (vLLM kv_cache_utils.eagle_proof_margin); a state takes nothing
+        self.ahead = 0
+        if drafting and rule.kind != "state":
+            self.ahead = min(rules.alignment, rule.block) if rule.kind == "full" else rule.block
+        self.unit = rules.unit
         self.tier_bits = tier_bits
         mask = sum(bit for bit, _ in tier_bits)
         self.runs = [run for run in runs if run.residency & mask]
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.partial: list[int] = []
-        per_block = self.block // unit
+        per_block = self.block // rules.unit
+        # a block longer than the unit is marked at its last unit; any other unit marked is a partial block's end
+        partial = per_block > 1 and chunk == 1 and rules.alignment < self.block
         for run in self.runs:
             stop = run.start + run.length
-            # a block longer than the unit is marked at its last unit; any other unit marked is a partial block's end
             first, last = run.start // per_block * self.block, stop // per_block * self.block
             if last > first:
                 if self.ends and self.ends[-1] == first:
@@ -160,77 +176,84 @@ class _Layer:
                 else:
                     self.starts.append(first)
                     self.ends.append(last)
-            if per_block > 1 and chunk == 1:
-                self.partial += [(n + 1) * unit for n in range(run.start, stop) if (n + 1) % per_block]
+            if partial:
+                self.partial += [(n + 1) * rules.unit for n in range(run.start, stop) if (n + 1) % per_block]
 
-    def down(self, length: int, alignment: int, drop: int) -> int:
-        """Return the longest hit of this class alone that is at most `length`, a multiple of `alignment`."""
-        length -= length % alignment
-        while length > 0 and not self._allows(length, drop):
-            length = self._next_below(length, alignment)
-        return length
+    def down(self, length: int, bound: int) -> int:
+        """Return the longest hit of this class alone that is at most `length`, looking no further than `bound`."""
+        length = min(length, bound - self.ahead)
+        if self.kind == "full":
+            length = min(length, self._found(bound) - self.ahead)
+        length -= length % self.alignment
+        while length > 0 and not self._allows(length):
+            length = self._next_below(length)
+        return max(0, length)
 
     def end_of(self, first: int) -> int:
         """Return where the unbroken whole blocks from `first` on end; `first` where there are none."""
         position = bisect_right(self.starts, first) - 1
         return max(first, self.ends[position]) if position >= 0 else first
 
-    def _allows(self, length: int, drop: int) -> bool:
+    def _found(self, bound: int) -> int:
+        """Return what a full group finds from the start on: whole blocks, then the last partial one right after."""
+        whole = min(self.end_of(0), bound // self.block * self.block)
+        position = bisect_left(self.partial, min(bound + 1, whole + self.block)) - 1
+        return max(whole, self.partial[position]) if position >= 0 else whole
+
+    def _allows(self, length: int) -> bool:
+        if self.kind == "full":
+            return True
         part = length % self.block
         if self.kind == "state":
-            return length in self._partial_near(length) if part else self._unbroken(length - self.block, length)
-        if self.kind == "window":
-            return not part and self._unbroken(
-                max(0, length - self.window + 1 - drop) // self.block * self.block, length
-            )
-        reach = self.end_of(0)
-        return length <= reach or (part > 0 and length - part <= reach and length in self._partial_near(length))
+            return self._ends_at(length) if part else self._unbroken(length - self.block, length)
+        last = length + self.ahead
+        return not part and self._unbroken(max(0, length - self.window + 1) // self.block * self.block, last)
 
     def _unbroken(self, first: int, last: int) -> bool:
         """Return whether every whole block inside [first, last) tokens is there."""
         return last <= first or self.end_of(first) >= last
 
-    def _partial_near(self, length: int) -> list[int]:
+    def _ends_at(self, length: int) -> bool:
         position = bisect_left(self.partial, length)
-        return self.partial[position : position + 1]
+        return position < len(self.partial) and self.partial[position] == length
 
-    def _next_below(self, length: int, alignment: int) -> int:
+    def _next_below(self, length: int) -> int:
         """Return the next candidate: inside the interval below, at its end, or at a partial block's end."""
-        below = length - alignment
-        if self.kind == "full":
-            below = min(below, self.end_of(0) + self.block)
-        position = bisect_left(self.starts, below) - 1
-        whole = min(below, self.ends[position]) if position >= 0 else 0
+        below = length - self.alignment
+        position = bisect_left(self.starts, below + self.ahead) - 1
+        whole = min(below, self.ends[position] - self.ahead) if position >= 0 else 0
         near = bisect_right(self.partial, below)
         candidate = max(whole, self.partial[near - 1] if near else 0)
-        return max(0, candidate - candidate % alignment)
+        return candidate - candidate % self.alignment
 
-    def tier_at(self, first: int, last: int, tiers: bytearray, unit: int) -> None:
+    def tier_at(self, first: int, last: int, tiers: bytearray) -> None:
         """Raise `tiers[unit number]` to this class's fastest tier for the blocks inside [first, last) tokens."""
-        per_block = self.block // unit
+        per_block = self.block // self.unit
+        end = -(-last // self.unit)
+        covered = 0
         for run in self.runs:
-            fastest = next(position for bit, position in self.tier_bits if run.residency & bit)
-            low = max(first // unit, run.start // per_block * per_block)
-            high = min(-(-last // unit), run.start + run.length)
-            for number in range(low, high):
-                if tiers[number] < fastest:
-                    tiers[number] = fastest
+            low = max(first // self.unit, run.start // per_block * per_block)
+            high = min(end, (run.start + run.length) // per_block * per_block)
+            if low < high:
+                covered = high
+                tiers[low:high] = tiers[low:high].translate(_AT_LEAST[self._fastest(run)])
+        if covered < end:  # the hit ends inside a block, in the partial one that reaches that far
+            low = max(first, last // self.block * self.block) // self.unit
+            run = next(run for run in self.runs if run.start + run.length >= end)
+            tiers[low:end] = tiers[low:end].translate(_AT_LEAST[self._fastest(run)])
+
+    def _fastest(self, run: Run) -> int:
+        return next(position for bit, position in self.tier_bits if run.residency & bit)
 
 
 def _longest(layers: Sequence[_Layer], rules: Rules, limit: int, prompt_tokens: int) -> int:
-    """Return the longest hit on which all classes agree, after what drafting takes.
-
-    With drafting every class but a state looks one block further than the hit that is left.
-    """
-    drop = rules.drop
+    """Return the longest hit on which all classes agree, after what drafting takes."""
+    bound = prompt_tokens if rules.drop_ahead else limit
     length = limit
-    if drop:
-        length = (prompt_tokens if rules.drop_ahead else limit) // rules.alignment * rules.alignment - drop
     while length > 0:
         agreed = length
         for layer in layers:
-            ahead = 0 if layer.kind == "state" else drop
-            agreed = min(agreed, layer.down(agreed + ahead, rules.alignment, ahead) - ahead)
+            agreed = layer.down(agreed, bound)
         if agreed == length:
             return length
         length = agreed
@@ -244,7 +267,7 @@ def _split(layers: Sequence[_Layer], unit: int, length: int) -> dict[Tier, int]:
     tiers = bytearray(length // unit)
     for layer in layers:
         back = length if layer.kind == "full" else layer.window - 1 if layer.kind == "window" else layer.block
-        layer.tier_at(max(0, length - back), length, tiers, unit)
+        layer.tier_at(max(0, length - back), length, tiers)
     return _counted(tiers, unit)
 
 
@@ -256,9 +279,12 @@ def _counted(tiers: bytes | bytearray, unit: int) -> dict[Tier, int]:
 def _device_then_lower(runs: Sequence[Run], rules: Rules, lower: LowerRule, limit: int, prompt_tokens: int) -> Reach:
     """Return the device's hit, continued from a lower tier from where it ends (vLLM's connectors)."""
     unit = rules.unit
-    device = [_Layer(c, runs, unit, [bit for bit in c.tier_bits if bit[1] == 0]) for c in rules.classes]
+    device = [
+        _Layer(c, runs, rules, [bit for bit in c.tier_bits if bit[1] == 0], drafting=rules.drafting)
+        for c in rules.classes
+    ]
     length = _longest(device, rules, limit, prompt_tokens)
-    layers = [_Layer(c, runs, unit, [bit for bit in c.tier_bits if bit[1] > 0], lower.chunk) for c in rules.classes]
+    layers = [_Layer(c, runs, rules, [bit for bit in c.tier_bits if bit[1] > 0], lower.chunk) for c in rules.classes]
     if lower.last_token == "never":
         reach = _tail_hit(layers, length, limit, rules.alignment)
     else:
@@ -269,7 +295,7 @@ def _device_then_lower(runs: Sequence[Run], rules: Rules, lower: LowerRule, limi
     if reach > length:
         tiers = bytearray(-(-reach // unit))
         for layer in layers:
-            layer.tier_at(length, reach, tiers, unit)
+            layer.tier_at(length, reach, tiers)
         loaded = _counted(tiers[length // unit :], unit)
         slowest: Tier = max(loaded, key=TIERS.index)
         loaded[slowest] -= sum(loaded.values()) - (reach - length)
@@ -286,7 +312,7 @@ def _tail_hit(layers: Sequence[_Layer], length: int, limit: int, alignment: int)
             if layer.kind == "full":
                 agreed = min(agreed, layer.end_of(length))
             elif layer.end_of(length) < agreed:  # a short run that starts at the device's end is enough
-                agreed = max(layer.down(agreed, alignment, 0), layer.end_of(length))
+                agreed = max(layer.down(agreed, limit), layer.end_of(length))
         agreed -= agreed % alignment
         if agreed == reach:
             return reach
@@ -301,6 +327,8 @@ def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int) -> int
     single full group a load may cover the whole prompt, else one token less, block or not.
     """
     most = prompt_tokens - (len(layers) > 1)
+    if any(layer.kind == "state" for layer in layers):
+        most -= most % min(layer.block for layer in layers if layer.kind == "state")
     order = sorted(layers, key=lambda layer: (layer.kind != "full", layer.kind == "state", -layer.window))
     while True:
         before = most

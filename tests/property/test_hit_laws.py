@@ -17,7 +17,10 @@ MAX_UNITS = 14
 
 @st.composite
 def profiles(
-    draw: st.DrawFn, sizes: tuple[int, ...] = (2, 4, 6), names: tuple[Tier, ...] = ("gpu", "host", "disk"), **changes: Any
+    draw: st.DrawFn,
+    sizes: tuple[int, ...] = (2, 4, 6),
+    names: tuple[Tier, ...] = ("gpu", "host", "disk"),
+    **changes: Any,
 ) -> Profile:
     """Draw a profile of one to three classes with blocks of some sizes and some tiers; connectors and drafting need a full one."""
     drawn: list[GroupKind] = draw(st.lists(st.sampled_from(["full", "window", "state"]), max_size=3, unique=True))
@@ -116,9 +119,7 @@ def test_an_uncounted_last_token_is_not_reported(data: st.DataObject, chunk: int
     """With one full group of an old version a load of the whole prompt reports one token less."""
     host = tiers("gpu", "host", chunk=chunk, last_token="uncounted")
     full = GroupClass("full", None, UNIT)
-    known = profile(
-        unit=UNIT, pairs=pairs((full, "gpu"), (full, "host")), tier_walk="device_then_lower", tiers=host
-    )
+    known = profile(unit=UNIT, pairs=pairs((full, "gpu"), (full, "host")), tier_walk="device_then_lower", tiers=host)
     residencies, prompt_tokens = data.draw(holdings(known))
     assert reached(known, residencies, prompt_tokens).tokens == hit_rule.hit(known, residencies, prompt_tokens)
 
@@ -150,7 +151,10 @@ def test_more_cached_blocks_never_shorten_a_hit(residencies: list[int], at: int,
 
 
 def _walking(known: Profile, walk: str) -> Profile:
-    walks: dict[str, Literal["mixed", "device_then_lower"]] = {"mixed": "mixed", "device_then_lower": "device_then_lower"}
+    walks: dict[str, Literal["mixed", "device_then_lower"]] = {
+        "mixed": "mixed",
+        "device_then_lower": "device_then_lower",
+    }
     return profile(pairs=known.pairs, tier_walk=walks[walk], tiers=tiers("gpu", "host"))
 
 

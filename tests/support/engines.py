@@ -46,7 +46,9 @@ def tokens(blocks: int, first: int = 1, size: int = UNIT) -> list[int]:
     return list(range(first, first + blocks * size))
 
 
-def stored(names: Sequence[EngineHash], token_ids: Sequence[int], parent: EngineHash | None = None, **fields: Any) -> Stored:
+def stored(
+    names: Sequence[EngineHash], token_ids: Sequence[int], parent: EngineHash | None = None, **fields: Any
+) -> Stored:
     """Return a store of blocks of four tokens (`block_size` says otherwise)."""
     fields.setdefault("block_size", UNIT)
     return Stored(hashes=tuple(names), tokens=token_ids, parent=parent, **fields)

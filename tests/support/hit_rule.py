@@ -114,7 +114,11 @@ def chunked(holding: Holding, lower: Has, device: int, prompt_tokens: int) -> in
     first = device // chunk
     for last in range(prompt_tokens // chunk, first, -1):
         reach = min(most, last * chunk)
-        if -(-reach // chunk) == last and reach - device >= chunk and all(_loads(has, c, first, last, chunk) for c in holding.bits):
+        if (
+            -(-reach // chunk) == last
+            and reach - device >= chunk
+            and all(_loads(has, c, first, last, chunk) for c in holding.bits)
+        ):
             return reach
     return device
 

@@ -29,9 +29,7 @@ def recurrent(drafting: str) -> Profile:
     ("drawing", "prompt_tokens", "tokens"),
     [("11111", 21, 16), ("11111", 20, 12), ("11.11", 21, 4), ("1", 9, 0), ("", 9, 0)],
 )
-def test_one_group_loses_one_block_of_every_hit(
-    drafting: str, drawing: str, prompt_tokens: int, tokens: int
-) -> None:
+def test_one_group_loses_one_block_of_every_hit(drafting: str, drawing: str, prompt_tokens: int, tokens: int) -> None:
     """A single group drops the last block of what it found below the last token, in every version."""
     assert hit(plain(drafting), drawing, prompt_tokens) == tokens
 

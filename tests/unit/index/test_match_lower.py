@@ -60,9 +60,7 @@ OFFLOADING = [
 
 
 @pytest.mark.parametrize(("drawing", "prompt_tokens", "last_token", "tokens"), OFFLOADING)
-def test_a_load_may_cover_the_last_token(
-    drawing: str, prompt_tokens: int, last_token: LastToken, tokens: int
-) -> None:
+def test_a_load_may_cover_the_last_token(drawing: str, prompt_tokens: int, last_token: LastToken, tokens: int) -> None:
     """OffloadingConnector loads the last block too; whether its last token counts depends on the version."""
     assert hit(offloading(last_token=last_token), drawing, prompt_tokens) == tokens
 
