@@ -16,7 +16,7 @@ from ops import logs, metrics
 from ops.kafka_client import client_options
 from ops.settings import Settings, listed, load
 from relays.dialects import EngineSettings
-from relays.process import Relay, RelayConfig, spread_ranks
+from relays.process import Relay, RelayConfig, is_http, spread_ranks
 from schemas.errors import ConfigError, PipelineError
 from schemas.topics import topic_specs
 
@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_router(commands)
     _add_topics(commands)
     _add_replay(commands)
+    _add_check(commands)
+    _add_doctor(commands)
     _add_engine(commands)
     _add_demo(commands)
     return parser
@@ -68,9 +70,13 @@ def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     relay = commands.add_parser("relay", help="mirror one engine's cache events into Kafka")
     relay.add_argument("--model", required=True, help="the model's name, revision included where it matters")
     relay.add_argument("--replica", required=True, help="the name that the gateway knows the engine by")
-    relay.add_argument("--engine", default="vllm", help="vllm or sglang (default vllm)")
+    relay.add_argument("--engine", default="vllm", help="vllm, sglang or trtllm (default vllm)")
     relay.add_argument("--engine-version", required=True, help="for example 0.32.0; the dialect depends on it")
-    relay.add_argument("--events", required=True, help="the engine's PUB socket, for example tcp://127.0.0.1:5557")
+    relay.add_argument(
+        "--events",
+        required=True,
+        help="the engine's PUB socket, for example tcp://127.0.0.1:5557, or TensorRT-LLM's HTTP address",
+    )
     relay.add_argument("--replay", help="its replay socket; without one gaps cannot be filled")
     relay.add_argument("--ranks", type=int, default=1, help="data-parallel ranks, one port each (default 1)")
     relay.add_argument("--rank", type=int, default=0, help="the first rank's number (default 0)")
@@ -86,6 +92,9 @@ def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
+    facts = set_values(arguments.set, EngineSettings)
+    if not is_http(arguments.events):
+        facts = msgspec.structs.replace(facts, transport="zmq")
     config = RelayConfig(
         model=arguments.model,
         replica=arguments.replica,
@@ -93,7 +102,7 @@ def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
         version=arguments.engine_version,
         ranks=spread_ranks(arguments.events, arguments.replay, arguments.ranks, first=arguments.rank),
         topic=arguments.topic,
-        settings=set_values(arguments.set, EngineSettings),
+        settings=facts,
     )
     relay = Relay(config, settings, client_options(settings.kafka_brokers, settings.security))
     metrics.serve(settings.metrics_port, settings.metrics_host)
@@ -163,6 +172,62 @@ def _topics(arguments: argparse.Namespace, settings: Settings) -> int:
         return 1 if any(report.differences for report in reports) else 0
 
     return _run(run)
+
+
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    check = commands.add_parser("check-engine", help="say whether an engine's events are what its version promises")
+    check.add_argument("--recording", type=Path, metavar="CAPTURE", help="a recording instead of a live engine")
+    check.add_argument("--engine", default="vllm", help="vllm or sglang (default vllm)")
+    check.add_argument("--engine-version", help="for example 0.32.0 (default: what the recording says)")
+    check.add_argument("--events", help="the engine's PUB socket, for example tcp://127.0.0.1:5557")
+    check.add_argument("--replay", help="its replay socket")
+    check.add_argument("--topic", default="", help="the topic that it publishes under (default: any)")
+    check.add_argument("--rank", type=int, default=0, help="the data-parallel rank that publishes there (default 0)")
+    check.add_argument("--api", help="its HTTP address; probe prompts are sent there and predicted")
+    check.add_argument("--seconds", type=float, default=10.0, help="how long to listen without --api (default 10)")
+    check.add_argument("--record", type=Path, metavar="FOLDER", help="keep what was seen, for `kvatlas replay`")
+    check.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as for `kvatlas relay`")
+    check.add_argument("--json", action="store_true", help="one JSON object")
+    check.set_defaults(run=_check, tool=True)
+
+
+def _check(arguments: argparse.Namespace, settings: Settings) -> int:
+    from ops.check.command import check_engine, check_recording
+    from ops.check.live import Target
+
+    if arguments.recording is not None:
+        return asyncio.run(check_recording(arguments.recording, arguments.engine_version, as_json=arguments.json))
+    if arguments.events is None or arguments.engine_version is None:
+        raise ConfigError("check-engine: --events and --engine-version are needed, or --recording")
+    target = Target(
+        engine=arguments.engine,
+        version=arguments.engine_version,
+        events=arguments.events,
+        replay=arguments.replay,
+        topic=arguments.topic,
+        rank=arguments.rank,
+        api=arguments.api,
+        settings=set_values(arguments.set, EngineSettings),
+    )
+    return asyncio.run(check_engine(target, arguments.seconds, arguments.record, as_json=arguments.json))
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser("doctor", help="check a deployment's wiring and name the first thing that is wrong")
+    doctor.add_argument("--model", help="the model (default: each of KVATLAS_MODELS)")
+    doctor.add_argument("--router", help="the router's address (default: KVATLAS_ROUTER_HOST and _PORT)")
+    doctor.add_argument("--json", action="store_true", help="one JSON list a model")
+    doctor.set_defaults(run=_doctor, tool=True)
+
+
+def _doctor(arguments: argparse.Namespace, settings: Settings) -> int:
+    from ops.check.doctor import doctor
+
+    models = [arguments.model] if arguments.model else listed(settings.models)
+    if not models:
+        raise ConfigError("doctor: --model or KVATLAS_MODELS is needed")
+    router = arguments.router or f"http://{settings.router_host}:{settings.router_port}"
+    return max(asyncio.run(doctor(model, settings, router, as_json=arguments.json)) for model in models)
 
 
 def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,0 +1,81 @@
+"""What Kafka shows of a deployment: which replicas have a relay, and which of them speak now."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable, FrameError, ProfileError
+from schemas.events import Heartbeat, decode_record
+from schemas.profiles import Holder, ReplicaEntry, decode_entry
+from schemas.topics import REPLICAS, events_topic
+
+
+async def registered(client: Mapping[str, Any]) -> dict[str, ReplicaEntry]:
+    """Return the newest entry of every replica and pool in `kv.replicas`; unreadable ones are left out.
+
+    Raises:
+        BrokerUnavailable: Kafka did not answer.
+    """
+    entries: dict[str, ReplicaEntry] = {}
+    partition = TopicPartition(REPLICAS, 0)
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, auto_offset_reset="earliest")
+    try:
+        await consumer.start()
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        end = (await consumer.end_offsets([partition]))[partition]
+        while await consumer.position(partition) < end:
+            for record in (await consumer.getmany(partition, timeout_ms=1000)).get(partition, []):
+                name = (record.key or b"").decode(errors="replace")
+                entries.pop(name, None)
+                try:
+                    if record.value is not None:
+                        entries[name] = decode_entry(record.value)
+                except ProfileError:
+                    continue
+    except (KafkaError, OSError) as error:
+        raise BrokerUnavailable(f"{REPLICAS}: {type(error).__name__}: {error}") from error
+    finally:
+        await consumer.stop()
+    return entries
+
+
+async def heartbeats(client: Mapping[str, Any], model: str, seconds: float) -> dict[Holder, Heartbeat]:
+    """Return the last heartbeat of each holder that beats within some seconds from now.
+
+    Raises:
+        BrokerUnavailable: Kafka did not answer.
+    """
+    topic = events_topic(model)
+    beats: dict[Holder, Heartbeat] = {}
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, auto_offset_reset="latest")
+    try:
+        await consumer.start()
+        # a consumer without a group knows partitions of the topics that it has asked for
+        await consumer._client.add_topic(topic)
+        partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+        consumer.assign(partitions)
+        await consumer.seek_to_end(*partitions)
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            for records in (await consumer.getmany(timeout_ms=int(min(left_s, 0.5) * 1000))).values():
+                for record in records:
+                    beats.update(_beats(record.value or b""))
+            await asyncio.sleep(0)
+    except (KafkaError, OSError) as error:
+        raise BrokerUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
+    finally:
+        await consumer.stop()
+    return beats
+
+
+def _beats(value: bytes) -> dict[Holder, Heartbeat]:
+    try:
+        record = decode_record(value)
+    except FrameError:
+        return {}
+    return {Holder(record.name, record.rank): event for event in record.events if isinstance(event, Heartbeat)}
