@@ -39,7 +39,7 @@ _map_batches = msgspec.msgpack.Decoder(MapBatch)
 
 
 def decode_batch(
-    sequence: int, payload: bytes, decoders: EventDecoders, conclude: Callable[[Any], EngineEvent]
+    sequence: int, payload: bytes, decoders: EventDecoders, conclude: Callable[[Any], EngineEvent | list[EngineEvent]]
 ) -> Decoded:
     """Return what a batch says; events that are refused, by decoder or by `conclude`, are listed beside the others.
 
@@ -55,7 +55,8 @@ def decode_batch(
     rejects: list[Reject] = []
     for position, raw in enumerate(batch.events):
         try:
-            events.append(conclude(_read_event(raw, decoders)))
+            concluded = conclude(_read_event(raw, decoders))
+            events += concluded if isinstance(concluded, list) else [concluded]
         except Refused as refused:
             rejects.append(Reject(refused.reason, position, refused.detail))
     return Decoded(sequence, batch.ts, batch.data_parallel_rank, tuple(events), tuple(rejects))
@@ -69,18 +70,20 @@ def check_tokens(tokens: list[int], block_size: int, hashes: int, largest: int, 
     blocks = count // block_size
     if count % block_size or blocks < hashes or (blocks != hashes and not masked):
         raise Refused(RejectReason.TOKEN_COUNT, f"token_ids: {count} for {hashes} blocks of {block_size}")
-    if min(tokens) < 0 or max(tokens) > largest:
+    if tokens and (min(tokens) < 0 or max(tokens) > largest):
         raise Refused(RejectReason.TOKEN_RANGE, f"token_ids: outside 0..{largest}")
 
 
 def read_hashes(values: Iterable[EngineHash], bits: int) -> tuple[EngineHash, ...]:
     """Return an event's hashes in normal form."""
-    hashes: list[EngineHash] = []
-    for position, value in enumerate(values):
-        if isinstance(value, bytes) and not 8 <= len(value) <= 64:
-            raise Refused(RejectReason.HASH, f"block_hashes[{position}]: {len(value)} bytes")
-        hashes.append(normalize_hash(value, bits))
-    return tuple(hashes)
+    return tuple(read_hash(value, bits, f"block_hashes[{position}]") for position, value in enumerate(values))
+
+
+def read_hash(value: EngineHash, bits: int, place: str) -> EngineHash:
+    """Return one hash in normal form; `place` names it where it is none."""
+    if isinstance(value, bytes) and not 8 <= len(value) <= 64:
+        raise Refused(RejectReason.HASH, f"{place}: {len(value)} bytes")
+    return normalize_hash(value, bits)
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from relays import sglang, vllm
+from relays import sglang, trtllm, vllm
 from relays.dialects import has_groups
 from relays.engine_events import Decoded
 from schemas.errors import ConfigError
@@ -31,4 +31,10 @@ def decoder_of(profile: Profile) -> Decode:
         case "sglang":
             of_sglang = sglang.Source(gpu_tier="host" if "tier_uncertain" in profile.marks else "gpu")
             return lambda sequence, payload: sglang.decode_payload(sequence, payload, of_sglang)
+        case "trtllm" | "trtllm_zmq":
+            of_trtllm = trtllm.Source(
+                block_size=profile.unit, adapters=profile.adapters, check_hashes=not profile.hidden_namespaces
+            )
+            read = trtllm.decode_event if profile.dialect == "trtllm" else trtllm.decode_payload
+            return lambda sequence, payload: read(sequence, payload, of_trtllm)
     raise ConfigError(f"dialect: {profile.dialect!r} has no decoder")

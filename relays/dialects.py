@@ -6,11 +6,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from relays.lmcache_mp import lmcache_profile
 from schemas.errors import ConfigError
 from schemas.profiles import Group, HashScheme, PoolUse, Profile, TierProfile
 
 Connector = Literal["none", "offloading", "simple_cpu"]
 """What moves vLLM's blocks to host memory; it decides what a clear means (engines/vllm-events.md 4.5)."""
+
+TRTLLM_BLOCK_SIZE = 32
+"""`tokens_per_block` of TensorRT-LLM's KvCacheConfig, which its JSON does not say."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of vLLM's block hashes where PYTHONHASHSEED is unset, 0.30 and newer (v1/core/kv_cache_utils.py)."""
@@ -38,6 +42,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_age_s: float = 3600.0  # of copies that nothing ever removes
     pools: tuple[PoolUse, ...] = ()  # that this replica reads
     adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
+    transport: Literal["http", "zmq"] = "http"  # TensorRT-LLM: drained over HTTP, or published by its V2 manager
+    windows: tuple[int, ...] = ()  # TensorRT-LLM: attention windows in tokens; learnt from its events
+    cascade: bool = True  # TensorRT-LLM over HTTP: a removal names the topmost block only; True errs to the cold side
+    check_hashes: bool = True  # TensorRT-LLM: recompute its block names, which show adapters and salts
     rank_selectable: bool = True
 
 
@@ -59,8 +67,10 @@ def pool_profile(kind: str, model: str, name: str, settings: PoolSettings) -> Pr
 
     Source: engines/other-engines.md 4.1 (Mooncake) and 7.2 (llm-d).
     """
+    if kind == "lmcache":
+        return lmcache_profile(model, name, settings.block_size)
     if kind not in ("mooncake", "llmd"):
-        raise ConfigError(f"pool: {kind!r} is not known; known: llmd, mooncake")
+        raise ConfigError(f"pool: {kind!r} is not known; known: llmd, lmcache, mooncake")
     if settings.block_size < 1 or settings.tp_size < 1 or settings.blocks_per_chunk < 1:
         raise ConfigError("pool: block_size, tp_size and blocks_per_chunk are at least 1")
     return Profile(
@@ -102,7 +112,9 @@ def profile_for(engine: str, model: str, name: str, version: str, settings: Engi
             return vllm_profile(model, name, version, settings)
         case "sglang":
             return sglang_profile(model, name, version, settings)
-    raise ConfigError(f"engine: {engine!r} is not known; known: sglang, vllm")
+        case "trtllm":
+            return trtllm_profile(model, name, version, settings)
+    raise ConfigError(f"engine: {engine!r} is not known; known: sglang, trtllm, vllm")
 
 
 def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
@@ -179,6 +191,45 @@ def sglang_profile(model: str, name: str, version: str, settings: EngineSettings
         rank_selectable=settings.rank_selectable,
         pools=settings.pools,
         upper_bound=bool(settings.unreported),
+        upper_bound_policy=settings.upper_bound_policy,
+    )
+
+
+def trtllm_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
+    """Return the profile of a TensorRT-LLM replica.
+
+    Over HTTP a block has one level at a time and one removal ends it. Since UnifiedBlockTree (PR #11919, March 2026)
+    only the topmost removed block is named; the facts give the change's date and no release, so no version decides.
+
+    Source: engines/other-engines.md, section 2.
+    """
+    parse_version(version)
+    pulled = settings.transport == "http"
+    unit = settings.block_size or (TRTLLM_BLOCK_SIZE if pulled else 0)  # ZMQ says it
+    windows = tuple(sorted(set(settings.windows), reverse=True)) if pulled else ()
+    if any(window < 1 for window in windows):
+        raise ConfigError(f"windows: {list(windows)} are no numbers of tokens")
+    return Profile(
+        model=model,
+        name=name,
+        engine="trtllm",
+        version=version,
+        dialect="trtllm" if pulled else "trtllm_zmq",
+        unit=unit,
+        alignment=unit,
+        tiers=(TierProfile("gpu"), TierProfile("host"), TierProfile("disk")),
+        tier_walk="mixed",
+        removal="one_for_all_tiers" if pulled else "per_copy",
+        cascade=settings.cascade and pulled,
+        clear_scope="all",
+        replay="none" if pulled else "ring",
+        adapters=settings.adapters,
+        hidden_namespaces=() if settings.check_hashes else ("salt", "adapter"),
+        marks=() if settings.check_hashes else ("namespaces_unchecked",),
+        rank_selectable=settings.rank_selectable,
+        pools=settings.pools,
+        window_sizes=windows,
+        upper_bound=len(windows) > 1,
         upper_bound_policy=settings.upper_bound_policy,
     )
 

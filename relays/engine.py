@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from relays.decoders import decoder_of
-from relays.engine_events import Decoded
+from relays.engine_events import Decoded, RejectReason
 from relays.mirror import HashCheck, Limits, Mirror
 from relays.records import Voice
 from relays.vllm_hashes import first_block_check
 from schemas.errors import FrameError
-from schemas.events import Heartbeat, HolderState, Record
+from schemas.events import MAX_NUMBER, Heartbeat, HolderState, Record
 from schemas.profiles import Holder, Profile
 
 
@@ -37,7 +37,10 @@ class EngineRank:
         self.received = {}
 
     def take(self, sequence: int, payload: bytes, source: str = "0", now_s: float = 0.0) -> Decoded | None:
-        """Apply one message, or count why not; its sequence is passed either way."""
+        """Apply one message, or count why not; its sequence is passed either way, unless no record can carry it."""
+        if sequence > MAX_NUMBER:
+            self.counts["sequence"] += 1
+            return None
         self.received[source] = sequence
         try:
             decoded = self.decode(sequence, payload)
@@ -49,9 +52,15 @@ class EngineRank:
             return None
         for reject in decoded.rejects:
             self.counts[reject.reason] += 1
+            if reject.reason is RejectReason.GROUP_KIND:
+                self.mirror.learn_upper_bound()  # the group goes on to limit the engine's hits, unseen
         self.time_s = decoded.time_s
         self.mirror.apply(decoded.events, now_s)
         return decoded
+
+    def learn_windows(self, sizes: tuple[int, ...]) -> None:
+        """Take in the attention windows that announce blocks, largest first."""
+        self.mirror.learn_windows(sizes)
 
     def expire(self, now_s: float) -> None:
         """Forget copies past their age, in tiers whose copies nothing may ever remove."""

@@ -32,7 +32,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     group_spec: Group | None = None  # where the event describes its group
     adapter: str | None = None
     salt: str | None = None  # known only for a block that starts a prompt
-    namespace_known: bool = True  # False: an adapter that cannot be named
+    namespace_known: bool = True  # False: an adapter that cannot be named; then tokens may be left out
     media: tuple[tuple[MediaKey, ...], ...] = ()  # one per hash; empty: no block has any
     pairs: bool = False  # tokens hold one more than blocks x block_size
     parent_known: bool = True  # False: the event does not say what precedes the first block
@@ -56,13 +56,22 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     names_chunks: bool = False
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """One copy of each of these blocks went from one tier to another; it was never gone."""
+
+    hashes: tuple[EngineHash, ...]
+    before: Tier
+    tier: Tier
+    group: int = 0
+
+
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     """An engine reset its cache; which tier is the profile's to say unless the event does."""
 
     tier: Tier | None = None
 
 
-EngineEvent = Stored | Removed | Cleared
+EngineEvent = Stored | Removed | Moved | Cleared
 
 
 class RejectReason(enum.StrEnum):
@@ -75,6 +84,7 @@ class RejectReason(enum.StrEnum):
     TOKEN_RANGE = "token_range"
     HASH = "hash"
     GROUP = "group"
+    GROUP_KIND = "group_kind"
     EXTRA_KEYS = "extra_keys"
     LIMIT = "limit"
     LOCALITY = "locality"

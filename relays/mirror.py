@@ -13,11 +13,15 @@ from typing import Protocol
 import msgspec
 
 from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_tokens, root_hash
-from relays.engine_events import Cleared, EngineEvent, EngineHash, Removed, Stored
+from relays.engine_events import Cleared, EngineEvent, EngineHash, Moved, Removed, Stored
+from relays.waiting import Waiting
 from schemas.profiles import MAX_PAIRS, TIERS, Group, Pair, Profile, Tier
 
 _TIER_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
 _TIER_COUNT = len(TIERS)
+
+Copy = tuple[EngineHash, int]
+"""An engine hash and the (group, tier) pair in which it is held."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -25,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     blocks: int = 8_000_000  # engine hashes with copies
     idle_hashes: int = 200_000  # engine hashes without copies, kept for stores that name no tokens
-    pending_blocks: int = 100_000  # blocks whose parent is not known yet
+    pending_blocks: int = 100_000  # units of the stores whose parent is not known yet
     unplaced_blocks: int = 1_000_000  # blocks announced by hash alone that nobody has placed yet
 
 
@@ -39,13 +43,14 @@ class HashCheck(Protocol):
 class Node:
     """One block of one chain, by our own hash."""
 
-    __slots__ = ("children", "depth", "entries", "hash", "parent", "sent")
+    __slots__ = ("below", "children", "depth", "entries", "hash", "parent", "sent")
 
     def __init__(self, block_hash: int, depth: int, parent: "Node | None") -> None:
         self.hash = block_hash
         self.depth = depth
         self.parent = parent
         self.children = 0
+        self.below: set[Node] | None = None  # the children themselves; kept where removals cascade
         self.entries: list[Entry] = []
         self.sent = 0  # residency that the index was told
 
@@ -115,6 +120,8 @@ class Mirror:
                 self._store(event)
             elif isinstance(event, Removed):
                 self._remove(event)
+            elif isinstance(event, Moved):
+                self._move(event)
             else:
                 self._clear(event, clears)
                 clears += 1
@@ -137,7 +144,7 @@ class Mirror:
         """Make everything that the holder has new to the index."""
         for node in list(self._nodes.values()):
             node.sent = 0
-            self._dirty[node] = None
+            self._touch_node(node)
         self._settle()
 
     def learn_places(self, depth: int, path: Sequence[int], blocks: Sequence[int], names: Sequence[EngineHash]) -> None:
@@ -160,6 +167,8 @@ class Mirror:
                 self._idle[name] = None
                 self._idle.move_to_end(name)
             self._attach(name, node)
+        while self._ready:
+            self._place_one(self._ready.pop())
         if node is not None:
             self._touch_node(node)
         self._settle()
@@ -220,12 +229,11 @@ class Mirror:
 
     def unplaced(self) -> Iterator[tuple[EngineHash, Stored]]:
         """Yield the resident engine hashes whose place is not known, with the store that announced them."""
-        for waiting in self._pending.values():
-            for stored in waiting:
-                for name in stored.hashes:
-                    entry = self._entries.get(name)
-                    if entry is not None and entry.node is None and entry.copies:
-                        yield name, stored
+        for stored in self._waiting:
+            for name in stored.hashes:
+                entry = self._entries.get(name)
+                if entry is not None and entry.node is None and entry.copies:
+                    yield name, stored
 
     def places(self, names: Iterable[EngineHash]) -> set[int]:
         """Return our hashes of the blocks that these engine hashes name, as far as they are known."""
@@ -265,8 +273,8 @@ class Mirror:
 
     @property
     def pending_blocks(self) -> int:
-        """Blocks that wait for their parent."""
-        return self._pending_count
+        """Units of the stores that wait for their parent."""
+        return self._waiting.units
 
     @property
     def nodes(self) -> int:
@@ -313,16 +321,30 @@ class Mirror:
         if event.pairs and self.profile.drafting != "pairs":
             self._change_profile(drafting="pairs")  # known by the shape of the tokens alone (DESIGN 4.8)
         position = self._learn_group(event)
-        if position is None:
+        if position is None or (self.profile.cascade and not self._can_place(event)):
             return
         pair = position * _TIER_COUNT + _TIER_NUMBER[event.tier]
         names = self._counted_names(event)
         for name in names:
             self._add_copy(name, pair, event.tier)
-        if event.tokens and event.parent_known:
+        if not event.namespace_known:
+            self._give_up(event, "namespace_unknown")
+        elif event.tokens and event.parent_known:
             self._place(event)
         elif not event.tokens:
             self._hold_unplaced(names)
+
+    def _can_place(self, event: Stored) -> bool:
+        """Return whether the blocks have a place; where removals cascade, no others are kept, for they find only these.
+
+        A block whose parent is not known here is older than this life's first event, or below one that is: its own end
+        may be told by the end of any ancestor, so it must not wait for one either.
+        """
+        parent = self._entries.get(event.parent) if event.parent is not None else None
+        if event.namespace_known and (event.parent is None or (parent is not None and parent.node is not None)):
+            return True
+        self.counts["parent_unknown" if event.namespace_known else "namespace_unknown"] += len(event.hashes)
+        return False
 
     def _hold_unplaced(self, names: Iterable[EngineHash]) -> None:
         """Keep hashes that came without tokens until somebody places them; the oldest are forgotten past the bound."""
@@ -335,7 +357,8 @@ class Mirror:
             entry = self._entries.get(name)
             if entry is not None and entry.node is None:
                 self.counts["unplaced_dropped"] += 1
-                entry.copies.clear()
+                for pair in list(entry.copies):
+                    self._drop_copies(entry, pair)
                 self._forget_entry(entry)
 
     def _counted_names(self, event: Stored | Removed) -> tuple[EngineHash, ...]:
@@ -352,6 +375,7 @@ class Mirror:
             entry = self._entries[name] = Entry(name)
         else:
             self._idle.pop(name, None)
+        self._held[pair % _TIER_COUNT] += pair not in entry.copies
         if self.profile.re_announces_hits:
             entry.copies[pair] = 1
         else:
@@ -362,13 +386,22 @@ class Mirror:
             self._ages.move_to_end((name, tier))
         stamps = self._stamps.get(tier)
         if stamps is not None:
-            self._stamp(name, tier, stamps)
+            self._stamp((name, pair), tier, stamps)
 
     def _place(self, event: Stored) -> None:
-        """Find the blocks' places in our chains, or keep the event until its parent's place is known."""
-        if not event.namespace_known:
-            self._give_up(event, "namespace_unknown")
+        """Find the blocks' places in our chains, and those of what waited for them."""
+        self._ready.append(event)
+        while self._ready:
+            self._place_one(self._ready.pop())
+
+    def _place_one(self, event: Stored) -> None:
+        """Find the blocks' places, or keep the event until its parent's place is known."""
+        if event.masked:
+            # which block of the range each hash names is known once another group's event has placed it
+            self.counts["masked_unplaced"] += sum(not self._is_placed(name) for name in event.hashes)
             return
+        if event.media and event.block_size > self.profile.unit and all(map(self._is_placed, event.hashes)):
+            return  # a smaller block has told more exactly where its media end
         if event.parent is None:
             parent = None
             if self._hidden_namespace(event):
@@ -383,13 +416,11 @@ class Mirror:
                 self._wait(event.parent, event)
                 return
             parent = known.node
-        if event.masked:
-            # which block of the range each hash names is known once another group's event has placed it
-            self.counts["masked_unplaced"] += sum(
-                1 for name in event.hashes if (entry := self._entries.get(name)) is None or entry.node is None
-            )
-            return
         self._link(event, parent)
+
+    def _is_placed(self, name: EngineHash) -> bool:
+        entry = self._entries.get(name)
+        return entry is not None and entry.node is not None
 
     def _link(self, event: Stored, parent: Node | None) -> None:
         unit = self.profile.unit
@@ -446,10 +477,7 @@ class Mirror:
         node.entries.append(entry)
         self._unplaced.pop(name, None)
         self._touch_node(node)
-        waiting = self._pending.pop(name, None)
-        for stored in waiting or ():
-            self._pending_count -= len(stored.hashes)
-            self._place(stored)
+        self._ready += self._waiting.take(name)
 
     def _node(self, block_hash: int, parent: Node | None) -> Node:
         return self._node_at(block_hash, parent, parent.depth + 1 if parent else 0)
@@ -460,6 +488,9 @@ class Mirror:
             node = self._nodes[block_hash] = Node(block_hash, depth, parent)
             if parent:
                 parent.children += 1
+                if self.profile.cascade:
+                    parent.below = parent.below or set()
+                    parent.below.add(node)
         return node
 
     def _root(self, event: Stored) -> int:
@@ -489,39 +520,72 @@ class Mirror:
         if not event.hashes:
             return
         self.counts["parent_unknown"] += len(event.hashes)
-        self._pending.setdefault(parent, []).append(event)
-        self._pending_count += len(event.hashes)
-        while self._pending_count > self._limits.pending_blocks:
-            _, dropped = self._pending.popitem(last=False)
-            lost = sum(len(stored.hashes) for stored in dropped)
-            self._pending_count -= lost
-            self.counts["pending_dropped"] += lost
+        self.counts["pending_dropped"] += self._waiting.add(parent, event, len(event.tokens) // self.profile.unit)
 
     # ---- removals and clears
 
     def _remove(self, event: Removed) -> None:
         position = self._group_position.get(event.group, -1)
         pair = position * _TIER_COUNT + _TIER_NUMBER[event.tier]
+        names: Iterable[EngineHash] = self._counted_names(event)
+        left = dict(zip(event.hashes, event.remaining, strict=False)) if event.remaining else {}
+        for name in self._with_all_below(names) if self.profile.cascade else names:
+            self._remove_copy(name, pair, left.get(name))
+
+    def _remove_copy(self, name: EngineHash, pair: int, left: int | None) -> None:
+        """Take one copy away, or all of them as the profile's removals do; `left`: how many the event says remain."""
         rule = self.profile.removal
-        for number, name in enumerate(self._counted_names(event)):
+        entry = self._entries.get(name)
+        gone = [] if entry is None else list(entry.copies) if rule == "one_for_all_tiers" else [pair]
+        if entry is None or not any(pair in entry.copies for pair in gone):
+            self.counts["removal_unknown"] += 1
+            return
+        if left is None:
+            left = entry.copies.get(pair, 0) - 1 if rule == "per_copy" else 0
+        if left > 0 and pair in entry.copies:
+            entry.copies[pair] = left
+        else:
+            for pair_gone in gone:
+                self._drop_copies(entry, pair_gone)
+        self._touch(entry)
+
+    def _with_all_below(self, names: Iterable[EngineHash]) -> Iterator[EngineHash]:
+        """Yield the blocks, and after each what stands below it: that went with it, unlisted (DESIGN 4.10)."""
+        for name in names:
             entry = self._entries.get(name)
-            gone = [] if entry is None else list(entry.copies) if rule == "one_for_all_tiers" else [pair]
-            if entry is None or not any(pair in entry.copies for pair in gone):
-                self.counts["removal_unknown"] += 1
+            node = entry.node if entry is not None and entry.copies else None
+            yield name
+            left = [node] if node is not None else []
+            while left:
+                for child in left.pop().below or ():
+                    held = [below.name for below in child.entries if below.copies]
+                    yield from held
+                    if held or not child.entries:  # what is gone already took along what was below it
+                        left.append(child)
+
+    def _move(self, event: Moved) -> None:
+        """Let copies change their tier in one step; of a copy that is not known nothing is concluded."""
+        position = self._group_position.get(event.group)
+        if position is None or not self._learn_pair(position, event.tier):
+            self.counts["move_unknown"] += len(event.hashes)
+            return
+        before, after = (position * _TIER_COUNT + _TIER_NUMBER[tier] for tier in (event.before, event.tier))
+        for name in event.hashes:
+            entry = self._entries.get(name)
+            if entry is None or before not in entry.copies:
+                self.counts["move_unknown"] += 1
                 continue
-            left = event.remaining[number] if event.remaining else entry.copies.get(pair, 0) - 1
-            if left > 0 and rule == "per_copy":
-                entry.copies[pair] = left
-            else:
-                for pair_gone in gone:
-                    self._drop_copies(entry, pair_gone)
-            self._touch(entry)
+            entry.copies[before] -= 1
+            if not entry.copies[before]:
+                self._drop_copies(entry, before)
+            self._add_copy(name, after, event.tier)
 
     def _drop_copies(self, entry: Entry, pair: int) -> None:
-        entry.copies.pop(pair, None)
+        if entry.copies.pop(pair, None) is not None:
+            self._held[pair % _TIER_COUNT] -= 1
         stamps = self._stamps.get(TIERS[pair % _TIER_COUNT])
         if stamps is not None:
-            stamps.pop(entry.name, None)
+            stamps.pop((entry.name, pair), None)
 
     def _clear(self, event: Cleared, earlier_clears: int) -> None:
         """Drop a tier, or everything, as the event or else the profile says (DESIGN 4.11)."""
@@ -537,28 +601,28 @@ class Mirror:
 
     def _clear_tiers(self, tiers: Sequence[Tier]) -> None:
         numbers = {_TIER_NUMBER[tier] for tier in tiers}
+        if not any(self._held[number] for number in numbers):
+            return
         for entry in list(self._entries.values()):
             gone = [pair for pair in entry.copies if pair % _TIER_COUNT in numbers]
             for pair in gone:
                 self._drop_copies(entry, pair)
             if gone:
                 self._touch(entry)
-        if not any(entry.copies for entry in self._entries.values()) and not self.profile.hash_only_stores:
+        if not any(self._held) and not self.profile.hash_only_stores:
             self._reset(told=True)
 
-    def _stamp(self, name: EngineHash, tier: Tier, stamps: dict[EngineHash, int]) -> None:
+    def _stamp(self, copy: Copy, tier: Tier, stamps: dict[Copy, int]) -> None:
         """Remember a lower tier's copy; more of them than fit prove a clear that no event told (DESIGN 4.11)."""
-        stamps[name] = self._clears
+        stamps[copy] = self._clears
         capacity = self.profile.tier(tier).capacity
         if capacity is None or len(stamps) <= capacity:
             return
         stale = [old for old, clears in stamps.items() if clears < self._clears]
         self.counts["silent_clear_proved" if stale else "capacity_exceeded"] += 1
-        number = _TIER_NUMBER[tier]
-        for old in stale:
-            entry = self._entries[old]
-            for pair in [pair for pair in entry.copies if pair % _TIER_COUNT == number]:
-                self._drop_copies(entry, pair)
+        for name, pair in stale:
+            entry = self._entries[name]
+            self._drop_copies(entry, pair)
             self._touch(entry)
 
     # ---- learning what the profile leaves open
@@ -575,20 +639,37 @@ class Mirror:
         """Return the position of the event's group, taking in a group or a tier that is seen first here."""
         position = self._group_position.get(event.group)
         if position is None:
-            if not event.tokens:
+            if not event.block_size:
                 self.counts["group_unknown"] += len(event.hashes)
                 return None
             group = event.group_spec or Group(event.group, "full", event.block_size)
             position = len(self.profile.groups)
             self._group_position[event.group] = position
             self._change_profile(groups=(*self.profile.groups, group))
-        pair = Pair(self.profile.groups[position].group_class, event.tier)
+            if len(self._class_positions[group.group_class]) > 1:  # what its class was credited is no longer whole
+                for node in self._nodes.values():
+                    self._touch_node(node)
+        return position if self._learn_pair(position, event.tier) else None
+
+    def _learn_pair(self, position: int, tier: Tier) -> bool:
+        """Return whether a group's copies in a tier have a bit, giving them one where there is room."""
+        pair = Pair(self.profile.groups[position].group_class, tier)
         if pair not in self.profile.pairs:
             if len(self.profile.pairs) == MAX_PAIRS:
                 self.counts["pairs_exhausted"] += 1
-                return None
+                return False
             self._change_profile(pairs=(*self.profile.pairs, pair))
-        return position
+        return True
+
+    def learn_upper_bound(self) -> None:
+        """Take in that the engine has a group which no rule here fits."""
+        if not self.profile.upper_bound:
+            self._change_profile(upper_bound=True)
+
+    def learn_windows(self, sizes: tuple[int, ...]) -> None:
+        """Take in the attention windows that announce blocks; where there are several, one alone is an upper bound."""
+        if sizes != self.profile.window_sizes:
+            self._change_profile(window_sizes=sizes, upper_bound=len(sizes) > 1)
 
     def _change_profile(self, **changes: object) -> None:
         self.profile = msgspec.structs.replace(self.profile, **changes)
@@ -606,15 +687,17 @@ class Mirror:
         had_any = told and any(node.sent for node in self._nodes.values())
         self._entries: dict[EngineHash, Entry] = {}
         self._nodes: dict[int, Node] = {}
-        self._pending: OrderedDict[EngineHash, list[Stored]] = OrderedDict()
-        self._pending_count = 0
+        self._waiting = Waiting(self._limits.pending_blocks)
+        self._ready: list[Stored] = []  # waited for a parent that has its place now
         self._idle: OrderedDict[EngineHash, None] = OrderedDict()
         self._dirty: OrderedDict[Node, None] = OrderedDict()
         self._touched: dict[EngineHash, Entry] = {}
+        self._touched_nodes: dict[Node, None] = {}  # since the last batch
+        self._held = [0] * _TIER_COUNT  # (engine hash, group) pairs with copies, by tier
         self._ambiguous: set[int] = set()
         self._unplaced: OrderedDict[EngineHash, None] = OrderedDict()
         self._ages: OrderedDict[tuple[EngineHash, Tier], float] = OrderedDict()  # when a copy was stored last
-        self._stamps: dict[Tier, dict[EngineHash, int]] = {
+        self._stamps: dict[Tier, dict[Copy, int]] = {
             tier.name: {} for tier in self.profile.tiers if tier.capacity is not None and tier.name != "gpu"
         }
         self._cleared = had_any or (told and self._cleared)
@@ -627,6 +710,7 @@ class Mirror:
 
     def _touch_node(self, node: Node) -> None:
         self._dirty[node] = None
+        self._touched_nodes[node] = None
 
     def _settle(self) -> None:
         """After a batch: let go of hashes without copies, and of blocks that came and went unseen."""
@@ -637,9 +721,11 @@ class Mirror:
         while len(self._idle) > self._limits.idle_hashes:
             name = next(iter(self._idle))
             self._forget_entry(self._entries[name])
-        for node in [node for node in self._dirty if not node.sent and not self.residency(node)]:
-            del self._dirty[node]
-            self._release(node)
+        for node in self._touched_nodes:
+            if node in self._dirty and not node.sent and not self.residency(node):
+                del self._dirty[node]
+                self._release(node)
+        self._touched_nodes.clear()
 
     def _rest(self, entry: Entry) -> None:
         """Keep a hash without copies only where a later event may need its place (DESIGN 4.5)."""
@@ -649,10 +735,14 @@ class Mirror:
         else:
             self._forget_entry(entry)
 
-    def _forget_entry(self, entry: Entry) -> None:
+    def _drop_entry(self, entry: Entry) -> None:
         self._idle.pop(entry.name, None)
         self._unplaced.pop(entry.name, None)
-        del self._entries[entry.name]
+        self._waiting.forget(entry.name)
+        self._entries.pop(entry.name, None)
+
+    def _forget_entry(self, entry: Entry) -> None:
+        self._drop_entry(entry)
         node = entry.node
         if node is not None:
             node.entries.remove(entry)
@@ -677,12 +767,13 @@ class Mirror:
             del self._nodes[node.hash]
             self._ambiguous.discard(node.hash)
             for entry in node.entries:
-                self._idle.pop(entry.name, None)
-                self._entries.pop(entry.name, None)
+                self._drop_entry(entry)
             node.entries.clear()
-            node = node.parent
+            child, node = node, node.parent
             if node is not None:
                 node.children -= 1
+                if node.below is not None:
+                    node.below.discard(child)
 
 
 def path_of(node: Node, band_blocks: int) -> list[int]:

@@ -23,7 +23,6 @@ class PoolModel:
         self.model = model
         self.mismatched: dict[str, str] = {}  # replicas whose names cannot be joined, and why
         self.received: dict[str, int] = {}
-        self._settings = settings
         self._limits = limits
         self._holder = Holder(name, None)
         self._readers: dict[str, Profile] = {}
@@ -37,7 +36,7 @@ class PoolModel:
         self.mismatched.pop(profile.name, None)
         if not uses:
             return
-        reason = self._mismatch(profile)
+        reason = join_mismatch(self.mirror.profile, profile)
         if reason:
             self.mismatched[profile.name] = reason
         else:
@@ -85,21 +84,21 @@ class PoolModel:
         parts = [reason, *(f"{name}: {why}" for name, why in sorted(self.mismatched.items()))]
         return self.voice.beat(Heartbeat(state, dict(self.received), 1.0, "; ".join(p for p in parts if p)), time_s)
 
-    def _mismatch(self, profile: Profile) -> str:
-        """Return why a replica's names are not the pool's, or an empty text."""
-        pool, replica = self._settings, profile.hash
-        if profile.engine != "vllm":
-            return f"hash_mismatch: {profile.engine} hashes blocks another way than this store's names"
-        if pool.hash_seed is None or replica.seed is None:
-            return "hash_mismatch: the seed of pool or replica is not known"
-        if (pool.hash_algorithm, pool.hash_seed) != (replica.algorithm, replica.seed):
-            return (
-                f"hash_mismatch: {replica.algorithm} with seed {replica.seed!r}, "
-                f"the pool {pool.hash_algorithm} with {pool.hash_seed!r}"
-            )
-        if profile.unit and profile.unit != pool.block_size:
-            return f"block_size: {profile.unit}, the pool {pool.block_size}"
-        return ""
+
+def join_mismatch(pool: Profile, replica: Profile) -> str:
+    """Return why a replica's block names are not those of a pool that names blocks by them, or an empty text."""
+    if replica.engine != "vllm":
+        return f"hash_mismatch: {replica.engine} hashes blocks another way than this store's names"
+    if pool.hash.seed is None or replica.hash.seed is None:
+        return "hash_mismatch: the seed of pool or replica is not known"
+    if (pool.hash.algorithm, pool.hash.seed) != (replica.hash.algorithm, replica.hash.seed):
+        return (
+            f"hash_mismatch: {replica.hash.algorithm} with seed {replica.hash.seed!r}, "
+            f"the pool {pool.hash.algorithm} with {pool.hash.seed!r}"
+        )
+    if replica.unit and replica.unit != pool.unit:
+        return f"block_size: {replica.unit}, the pool {pool.unit}"
+    return ""
 
 
 def counted(models: Mapping[str, PoolModel]) -> Counter[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,8 @@ from relays.publisher import Publisher
 from relays.rank import RankRelay
 from relays.registry import follow_control, last_life
 from relays.sockets import EngineSocket
+from relays.source import RankSource
+from relays.trtllm_poller import EventPoller, PulledRank, events_url
 from schemas.control import Resync
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.events import encode_record
@@ -66,7 +68,7 @@ class Relay:
             request_timeout_ms=settings.kafka_request_timeout_ms,
         )
         self._context = zmq.asyncio.Context()
-        self._ranks: list[RankRelay] = []
+        self._ranks: list[RankSource] = []
 
     @property
     def owed(self) -> int:
@@ -76,27 +78,57 @@ class Relay:
     async def run(self) -> None:
         """Relay until cancelled; then stop reading, send what is owed and close."""
         # Kafka is not waited for: the engine's ring forgets
-        self._ranks = [self._rank(rank) for rank in self._config.ranks]
+        sources = self._pulled() if self._profile.dialect == "trtllm" else self._published()
         log.info("relay.started", replica=self._config.replica, ranks=len(self._ranks), life=self._life)
         sending = asyncio.create_task(self._publisher.run())
         try:
             async with asyncio.TaskGroup() as tasks:
-                for rank in self._ranks:
-                    tasks.create_task(rank.run())
+                for source in sources:
+                    tasks.create_task(source.run())
                 tasks.create_task(self._talk())
                 tasks.create_task(_watch(sending))
         finally:
             await self._finish(sending)
 
-    def _rank(self, rank: Rank) -> RankRelay:
-        engine = EngineRank(
+    def _published(self) -> Sequence[RankRelay]:
+        """Return what listens, a source for each rank."""
+        ranks = [self._rank(rank) for rank in self._config.ranks]
+        self._ranks = [*ranks]
+        return ranks
+
+    def _pulled(self) -> Sequence[EventPoller]:
+        """Return what asks, one source for all ranks; more of them may come with their events."""
+
+        def new_rank(number: int) -> PulledRank:
+            rank = PulledRank(
+                self._engine(number),
+                next_life=self._next_life,
+                on_change=self._changed.set,
+                unknown_after_s=self._settings.relay_unknown_after_s,
+            )
+            self._ranks.append(rank)
+            return rank
+
+        poller = EventPoller(
+            self._config.ranks[0].endpoint,
+            [new_rank(rank.rank) for rank in self._config.ranks],
+            new_rank,
+            idle_s=self._settings.relay_idle_poll_s,
+            timeout_s=self._settings.relay_poll_timeout_s,
+        )
+        return [poller]
+
+    def _engine(self, rank: int) -> EngineRank:
+        return EngineRank(
             self._profile,
-            Holder(self._config.replica, rank.rank),
+            Holder(self._config.replica, rank),
             self._next_life(),
             secret=self._settings.secret.encode(),
         )
+
+    def _rank(self, rank: Rank) -> RankRelay:
         return RankRelay(
-            engine,
+            self._engine(rank.rank),
             EngineSocket(self._context, rank.endpoint, rank.replay_endpoint, self._config.topic),
             next_life=self._next_life,
             on_change=self._changed.set,
@@ -188,7 +220,7 @@ class Relay:
                     log.warning("relay.broker_unavailable", error=str(error), pause_s=_PAUSE_S)
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _say_again(self, rank: RankRelay, request: Resync) -> None:
+    async def _say_again(self, rank: RankSource, request: Resync) -> None:
         life = rank.engine.voice.life
         await asyncio.sleep(random.uniform(0, min(max(request.within_s, 0.0), _MAX_DELAY_S)))
         async with self._speaking:
@@ -222,13 +254,30 @@ def profile_of(config: RelayConfig) -> Profile:
         ConfigError: an engine that is not known here, or settings that it cannot have.
     """
     profile = profile_for(config.engine, config.model, config.replica, config.version, config.settings)
+    pulled = profile.dialect == "trtllm"
+    for rank in config.ranks:
+        if is_http(rank.endpoint) != pulled:
+            how = "transport=http asks an HTTP address" if pulled else "this engine's events come over ZMQ"
+            raise ConfigError(f"endpoint: {rank.endpoint!r}; {how}")
+        if pulled:
+            events_url(rank.endpoint)
     return msgspec.structs.replace(profile, ranks=config.ranks)
 
 
+def is_http(endpoint: str) -> bool:
+    """Return whether events must be asked for there."""
+    return endpoint.startswith(("http://", "https://"))
+
+
 def spread_ranks(endpoint: str, replay_endpoint: str | None, count: int, *, first: int = 0) -> tuple[Rank, ...]:
-    """Return one endpoint a rank: the port rises by one, for both sockets (engines/vllm-events.md 1.5)."""
+    """Return one endpoint a rank: the port rises by one, for both sockets (engines/vllm-events.md 1.5).
+
+    Over HTTP all ranks are asked for at once, at one address.
+    """
     if count == 1:
         return (Rank(first, endpoint, replay_endpoint),)
+    if is_http(endpoint):
+        return tuple(Rank(first + n, endpoint) for n in range(count))
     return tuple(
         Rank(first + n, _offset(endpoint, n), None if replay_endpoint is None else _offset(replay_endpoint, n))
         for n in range(count)

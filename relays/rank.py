@@ -1,22 +1,21 @@
-"""One rank's relay: socket, sequence and engine together, and what its heartbeat says."""
+"""One rank whose engine publishes: socket, sequence and engine together, and what its heartbeat says."""
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-import structlog
-
-from ops.metrics import RELAY_BLOCKS, RELAY_DOUBTS, RELAY_LIVES, RELAY_MESSAGES, RELAY_REJECTS, RELAY_REPLAYS
+from ops.metrics import RELAY_MESSAGES, RELAY_REPLAYS
 from relays.engine import EngineRank
 from relays.sequence import Action, Ask, Deliver, NewLife, Sequencer
 from relays.sockets import EngineSocket
-from schemas.events import MAX_NUMBER, HolderState, Record
+from relays.source import RankSource
+from schemas.events import MAX_NUMBER, HolderState
 
 _TICK_S = 0.25
 _AFTER_CONNECTION_S = 1.0
 
 
-class RankRelay:
+class RankRelay(RankSource):
     """Keeps one rank's mirror true; the process that owns it publishes what the mirror has to say."""
 
     def __init__(
@@ -31,18 +30,12 @@ class RankRelay:
         unknown_after_s: float,
         buffer_messages: int,
     ) -> None:
-        self.engine = engine
+        super().__init__(engine, next_life=next_life, on_change=on_change, unknown_after_s=unknown_after_s)
         self._socket = socket
         self._sequencer = Sequencer(buffer_messages, has_ring=socket.has_replay)
-        self._next_life = next_life
-        self._on_change = on_change
         self._probe_s = probe_s
         self._replay_timeout_s = replay_timeout_s
-        self._unknown_after_s = unknown_after_s
-        self._log = structlog.get_logger().bind(replica=engine.holder.name, rank=engine.holder.rank)
-        self._label = engine.mirror.profile.engine
         self._asks: asyncio.Queue[Ask] = asyncio.Queue()
-        self._telling: Iterator[Record] | None = None
         self._probe_at_s = 0.0  # when the source is asked next, if it says nothing before
         self._lost_s: float | None = 0.0  # since when it is not connected
         self._replay_answered = False
@@ -56,38 +49,13 @@ class RankRelay:
             tasks.create_task(self._replays())
             tasks.create_task(self._probes())
 
-    def next_record(self) -> Record | None:
-        """Return the next record that tells the index what is new, or None where it has been told all for now."""
-        if self._telling is None:
-            self._count()
-            self._telling = self.engine.speak()
-        record = next(self._telling, None)
-        if record is None:
-            self._telling = None
-        return record
-
-    def beat(self, now_s: float) -> Record:
-        """Return a heartbeat that says how far this source is believed."""
-        state, reason = self._state(now_s)
-        return self.engine.beat(state, reason=reason, share_known=1.0 if self._sequencer.caught_up else 0.0)
-
-    def begin_life(self, reason: str, *, keep: bool) -> None:
-        """Say everything again in a higher life; `keep`: what is known stays known."""
-        life = self._next_life()
-        self._log.warning("relay.life_begun", reason=reason, life=life, kept=keep)
-        RELAY_LIVES.labels(self._label, reason).inc()
-        self._telling = None  # nobody waits for the rest of the old life
-        self._count()
-        if keep:
-            self.engine.say_again(life)
-        else:
-            self.engine.begin_life(life)
-        self._on_change()
+    @property
+    def _share_known(self) -> float:
+        return 1.0 if self._sequencer.caught_up else 0.0
 
     def _state(self, now_s: float) -> tuple[HolderState, str]:
         if self._lost_s is not None:
-            silent_s = now_s - self._lost_s
-            return ("unknown" if silent_s > self._unknown_after_s else "stale"), "disconnected"
+            return self._unconnected(self._lost_s, now_s)
         if not self._sequencer.caught_up:
             return "catching_up", ""
         answered = self._replay_answered and self._sequencer.verified
@@ -185,27 +153,5 @@ class RankRelay:
                     self.begin_life(reason, keep=False)
 
     def _deliver(self, sequence: int, payload: bytes) -> None:
-        decoded = self.engine.take(sequence, payload)
-        if decoded is not None and decoded.rejects:
-            first = decoded.rejects[0]
-            self._log.warning(
-                "relay.events_refused",
-                sequence=sequence,
-                count=len(decoded.rejects),
-                reason=first.reason,
-                at=first.detail,
-            )
+        self._report(sequence, self.engine.take(sequence, payload))
         self._on_change()
-
-    def _reject(self, reason: str, detail: str) -> None:
-        RELAY_REJECTS.labels(self._label, reason).inc()
-        self._log.warning("relay.message_refused", reason=reason, detail=detail)
-
-    def _count(self) -> None:
-        """Bring the pure core's counts into the metrics."""
-        for family, counts in ((RELAY_REJECTS, self.engine.counts), (RELAY_DOUBTS, self.engine.mirror.counts)):
-            for reason, count in counts.items():
-                if count:
-                    family.labels(self._label, reason).inc(count)
-            counts.clear()
-        RELAY_BLOCKS.labels(self._label).set(self.engine.mirror.blocks)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from relays.batches import EventDecoders, Refused, check_tokens, decode_batch, read_hashes
+from relays.batches import EventDecoders, Refused, check_tokens, decode_batch, read_hash, read_hashes
 from relays.engine_events import (
     Cleared,
     Decoded,
@@ -14,7 +14,6 @@ from relays.engine_events import (
     RejectReason,
     Removed,
     Stored,
-    normalize_hash,
 )
 from schemas.errors import FrameError
 from schemas.profiles import Group, GroupKind, Tier
@@ -37,6 +36,7 @@ TIER_SPELLINGS: dict[str | None, Tier] = {
 """Spellings of the tier in vLLM's events (engines/vllm-events.md 1.3); any other is `other`."""
 
 MAX_KEYS = 1024  # extra keys of one block
+MAX_TOKENS = 1 << 31  # of a prompt
 _MAX_TOKEN = (1 << 32) - 1
 _MAX_GROUP = 64
 
@@ -80,6 +80,8 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
         return Cleared()
     if source.lmcache != "none" and TIER_SPELLINGS.get(event.medium, "other") != "gpu":
         return _of_lmcache(event, source)
+    if event.locality == "REMOTE":
+        raise Refused(RejectReason.LOCALITY, "a block of another node")
     if isinstance(event, BlockRemoved):
         return Removed(
             hashes=read_hashes(event.block_hashes, source.hash_bits),
@@ -90,8 +92,6 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
 
 
 def _stored(event: BlockStored, source: Source) -> Stored:
-    if event.locality == "REMOTE":
-        raise Refused(RejectReason.LOCALITY, "a block of another node")
     hashes = read_hashes(event.block_hashes, source.hash_bits)
     group = _group(event.group_idx, source)
     tier = TIER_SPELLINGS.get(event.medium, "other")
@@ -103,7 +103,7 @@ def _stored(event: BlockStored, source: Source) -> Stored:
     parent = event.parent_block_hash
     return Stored(
         hashes=hashes,
-        parent=None if parent is None else normalize_hash(parent, source.hash_bits),
+        parent=None if parent is None else read_hash(parent, source.hash_bits, "parent_block_hash"),
         tokens=event.token_ids,
         block_size=event.block_size,
         tier=tier,
@@ -152,10 +152,12 @@ def _group(index: int | None, source: Source) -> int:
 
 
 def _group_spec(event: BlockStored, group: int) -> Group | None:
-    """Return what the event says of its group (0.22 and newer), or None where no rule here fits its kind."""
-    kind = SPEC_KINDS.get(event.kv_cache_spec_kind or "")
-    if kind is None:
+    """Return what the event says of its group (0.22 and newer); a kind that has no rule here is refused."""
+    if not event.kv_cache_spec_kind:
         return None
+    kind = SPEC_KINDS.get(event.kv_cache_spec_kind)
+    if kind is None:
+        raise Refused(RejectReason.GROUP_KIND, f"kv_cache_spec_kind: {event.kv_cache_spec_kind!r:.80}")
     window = event.kv_cache_spec_sliding_window if kind == "window" else None
     if kind == "window" and not window:
         return None
@@ -208,7 +210,7 @@ def _sort_keys(keys: list[Any], block: int) -> tuple[list[str], tuple[MediaKey, 
         match key:
             case str():
                 texts.append(key)
-            case [str() as identifier, int() as offset]:
+            case [str() as identifier, int() as offset] if abs(offset) <= MAX_TOKENS:
                 media.append(MediaKey(identifier, offset))
             case bytes():
                 media.append(MediaKey(f"embeds:{key.hex()}", 0))

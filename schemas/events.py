@@ -125,7 +125,7 @@ def _check_head(record: Record) -> None:
     if len(record.engine_sequence) > _MAX_SOURCES:
         raise FrameError("record_bounds", f"engine_sequence: {len(record.engine_sequence)} sources")
     for source, sequence in record.engine_sequence.items():
-        if len(source.encode()) > _MAX_SOURCE_BYTES or not 0 <= sequence <= MAX_NUMBER:
+        if len(source.encode()) > _MAX_SOURCE_BYTES or "\0" in source or not 0 <= sequence <= MAX_NUMBER:
             raise FrameError("record_bounds", f"engine_sequence[{source[:80]!r}]: {sequence}")
     for position, path in enumerate(record.paths):
         if len(path) % 8 or len(path) > 127 * 8:

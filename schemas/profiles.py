@@ -114,6 +114,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     removal: Literal["per_copy", "one_for_copies", "one_for_all_tiers"] = "per_copy"
     re_announces_hits: bool = False  # a store may repeat a copy that was announced before
     hash_only_stores: bool = False  # a tier names blocks without tokens or parent
+    cascade: bool = False  # a removal ends the blocks below it too, unlisted
     clear_scope: Literal["all", "device", "device_then_host"] = "all"
     replay: Literal["ring", "none"] = "ring"
     hash: HashScheme = HashScheme()
@@ -124,8 +125,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     rank_selectable: bool = True
     upper_bound_policy: Literal["credit", "gone"] = "credit"
     upper_bound: bool = False  # its engine does not report every group class
+    window_sizes: tuple[int, ...] = ()  # tokens, largest first, where each announces its own copy; only it is credited
     ranks: tuple[Rank, ...] = ()
     pools: tuple[PoolUse, ...] = ()  # that this replica reads
+    lookup_from_start: bool = False  # a pool: looked up from the prompt's start, whatever a device has of it
     max_age_s: float | None = None  # of copies that nothing may ever remove; twice as fast while a gap is open
 
     def ages(self, name: Tier) -> bool:

@@ -41,6 +41,8 @@ def outcomes_topic(model: str) -> str:
 REPLICAS = "kv.replicas"
 CONTROL = "kv.control"
 DEAD_LETTERS = "kv.dead-letters"
+MAX_LETTER_BYTES = 2 << 20
+"""Of a dead letter: the largest record that another topic takes, and what is said about it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,15 @@ def topic_specs(models: list[str], partitions: int) -> list[TopicSpec]:
     specs = [
         TopicSpec(REPLICAS, 1, {"cleanup.policy": "compact"}),
         TopicSpec(CONTROL, 1, {"cleanup.policy": "delete", "retention.ms": str(_DAY_MS // 24)}),
-        TopicSpec(DEAD_LETTERS, 1, {"cleanup.policy": "delete", "retention.ms": str(7 * _DAY_MS)}),
+        TopicSpec(
+            DEAD_LETTERS,
+            1,
+            {
+                "cleanup.policy": "delete",
+                "retention.ms": str(7 * _DAY_MS),
+                "max.message.bytes": str(MAX_LETTER_BYTES),
+            },
+        ),
     ]
     day = {"cleanup.policy": "delete", "retention.ms": str(_DAY_MS)}
     for model in models:

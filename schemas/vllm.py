@@ -86,5 +86,5 @@ SPEC_KINDS: dict[str, str] = {
 """`kv_cache_spec_kind` values and our group kinds.
 
 Source: v1/kv_cache_interface.py KVCacheSpecKind, 0.32.0. The others (chunked local, encoder-only, cross attention,
-unknown) have no rule here and their groups earn nothing.
+unknown) have no rule here: their groups earn nothing, and what the others reach is an upper bound.
 """

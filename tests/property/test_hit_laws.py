@@ -18,11 +18,15 @@ MAX_UNITS = 14
 @st.composite
 def profiles(
     draw: st.DrawFn,
+    /,
     sizes: tuple[int, ...] = (2, 4, 6),
     names: tuple[Tier, ...] = ("gpu", "host", "disk"),
     **changes: Any,
 ) -> Profile:
-    """Draw a profile of one to three classes with blocks of some sizes and some tiers; connectors and drafting need a full one."""
+    """Draw a profile of one to three classes with blocks of some sizes, in some tiers.
+
+    Connectors and drafting need a full class.
+    """
     drawn: list[GroupKind] = draw(st.lists(st.sampled_from(["full", "window", "state"]), max_size=3, unique=True))
     kinds: list[GroupKind] = drawn
     if "full" not in drawn and (not drawn or "tier_walk" in changes or "drafting" in changes):
@@ -59,7 +63,7 @@ def reached(known: Profile, residencies: list[int], prompt_tokens: int) -> Reach
 
 
 @given(st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_a_mixed_hit_is_the_longest_that_all_classes_allow(data: st.DataObject) -> None:
     """Any classes, block sizes, tiers and residency: the length and its split are the reference's."""
     known = data.draw(profiles())
@@ -70,7 +74,7 @@ def test_a_mixed_hit_is_the_longest_that_all_classes_allow(data: st.DataObject) 
 
 
 @given(st.data(), st.sampled_from(["drop_unit", "drop_unit_ahead"]))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_drafting_takes_a_block_that_must_be_there(data: st.DataObject, drafting: str) -> None:
     """With blocks of one size, any classes beside a full one: the hit under speculation is the reference's."""
     size = data.draw(st.sampled_from([2, 4]))
@@ -80,7 +84,7 @@ def test_drafting_takes_a_block_that_must_be_there(data: st.DataObject, drafting
 
 
 @given(st.data(), st.sampled_from([2, 4, 6]), st.sampled_from([2, 4, 6]))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_drafting_takes_each_classs_own_block(data: st.DataObject, full: int, state: int) -> None:
     """Full blocks of one size and states of another: the hit under speculation is the reference's."""
     groups = (Group(0, "full", full), Group(1, "state", state))
@@ -91,7 +95,7 @@ def test_drafting_takes_each_classs_own_block(data: st.DataObject, full: int, st
 
 
 @given(st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_a_lower_tier_goes_on_from_the_devices_hit(data: st.DataObject) -> None:
     """SimpleCPUOffloadConnector: any classes, block sizes and residency give the reference's length."""
     known = data.draw(profiles(names=("gpu", "host"), tier_walk="device_then_lower", tiers=tiers("gpu", "host")))
@@ -102,7 +106,7 @@ def test_a_lower_tier_goes_on_from_the_devices_hit(data: st.DataObject) -> None:
 
 
 @given(st.data(), st.integers(1, 3), st.sampled_from([2, 4]))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_a_lower_tier_is_loaded_in_chunks(data: st.DataObject, chunk: int, size: int) -> None:
     """OffloadingConnector: any classes with blocks of one size, chunks of one to three of them."""
     host = tiers("gpu", "host", chunk=chunk, last_token="counted")
@@ -125,7 +129,7 @@ def test_an_uncounted_last_token_is_not_reported(data: st.DataObject, chunk: int
 
 
 @given(st.data(), st.sampled_from([4, 8]), st.sampled_from(["none", "drop_unit_ahead"]))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_partial_blocks_end_a_hit_where_the_engine_ends_it(data: st.DataObject, size: int, drafting: str) -> None:
     """With a match unit finer than the block any marks give the length that vLLM's finders give."""
     groups = (Group(0, "full", size), Group(1, "state", size))

@@ -21,12 +21,16 @@ PROFILES: list[Profile] = [
     configured(clear_scope="device", hash_only_stores=True, re_announces_hits=True),
     configured(removal="one_for_copies"),
     configured(removal="one_for_all_tiers", hash_only_stores=True),
+    configured(cascade=True, clear_scope="all"),
+    configured(cascade=True, clear_scope="device", hash_only_stores=True),
 ]
 
 
 @given(st.sampled_from(PROFILES), stories(), st.data())
-@settings(max_examples=300, deadline=None)
-def test_the_index_hears_what_the_mirror_holds(known: Profile, story: list[list[EngineEvent]], data: st.DataObject) -> None:
+@settings(max_examples=200, deadline=None)
+def test_the_index_hears_what_the_mirror_holds(
+    known: Profile, story: list[list[EngineEvent]], data: st.DataObject
+) -> None:
     """After any events, drained now and then, the memory store's digest equals the mirror's."""
     row, store = Row(known), memory_store()
     for batch in story:
@@ -65,7 +69,7 @@ def test_a_store_is_taken_back_exactly_by_its_removal(told: list[Stored], random
         if drained:
             drain(mirror)
     drain(mirror)
-    assert (mirror.nodes, mirror.blocks, mirror.ambiguous_blocks) == (0, 0, 0)
+    assert (mirror.nodes, mirror.blocks, mirror.pending_blocks, mirror.ambiguous_blocks) == (0, 0, 0, 0)
     assert mirror.counts["removal_unknown"] == 0
 
 

@@ -31,7 +31,9 @@ scalars = (
 )
 values: st.SearchStrategy[Any] = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=4) | st.just("type"), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=4) | st.just("type"), inner, max_size=4)
+    ),
     max_leaves=30,
 )
 
@@ -45,7 +47,7 @@ def test_a_record_decodes_to_what_was_encoded(record: Record) -> None:
 
 @given(st.binary(max_size=200) | values.map(msgspec.msgpack.encode))
 @example(b"\x99")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_a_record_or_bad_input(data: bytes) -> None:
     """Whatever is read from a topic decodes or raises BadInput, and nothing else."""
     for read in (decode_record, decode_entry, decode_control):
@@ -56,7 +58,7 @@ def test_any_bytes_are_a_record_or_bad_input(data: bytes) -> None:
 
 
 @given(records(), st.integers(0, 400), st.integers(0, 255))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_damaged_record_is_a_record_or_bad_input(record: Record, at: int, byte: int) -> None:
     """A record with one byte changed decodes or raises BadInput, and what decodes can be folded and applied."""
     data = bytearray(encode_record(record))
@@ -71,7 +73,7 @@ def test_a_damaged_record_is_a_record_or_bad_input(record: Record, at: int, byte
 
 
 @given(st.sampled_from(SOURCES), st.binary(max_size=200) | values.map(msgspec.msgpack.encode))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_a_batch_or_bad_input(source: Source, payload: bytes) -> None:
     """The vLLM decoder reads a payload or raises BadInput, and nothing else."""
     try:
@@ -81,7 +83,7 @@ def test_any_bytes_are_a_batch_or_bad_input(source: Source, payload: bytes) -> N
 
 
 @given(st.sampled_from(SOURCES), st.sampled_from(CASES), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_event_in_a_batch_is_concluded_or_refused(source: Source, case: Any, data: st.DataObject) -> None:
     """A batch with any field of an event replaced by anything decodes, each event concluded or refused."""
     batch = case.value if isinstance(case.value, list) else list(case.value.values())

@@ -99,9 +99,7 @@ class FakeEngine:
                 if self.garbles:
                     await self._router.send_multipart([identity, b"nonsense", payload])
                 if sequence >= self.asked[-1]:
-                    await self._router.send_multipart(
-                        [identity, empty, *topic, sequence.to_bytes(8, "big"), payload]
-                    )
+                    await self._router.send_multipart([identity, empty, *topic, sequence.to_bytes(8, "big"), payload])
             end = (b"",) if self.topic_in_replays else ()
             await self._router.send_multipart([identity, empty, *end, END, b""])
 

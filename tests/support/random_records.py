@@ -90,5 +90,3 @@ def records(draw: st.DrawFn) -> Record:
         paths,
         tuple(draw(st.lists(events(paths), max_size=4))),
     )
-
-

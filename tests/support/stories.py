@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from relays.engine_events import Cleared, EngineEvent, Removed, Stored
+from relays.engine_events import Cleared, EngineEvent, Moved, Removed, Stored
 from schemas.profiles import Group, Pair, Profile, Tier
 from tests.support.engines import profile
 
@@ -129,9 +129,23 @@ def any_removals(draw: st.DrawFn) -> Removed:
     return Removed(hashes=tuple(names), tier=draw(st.sampled_from(TIERS)), group=draw(st.integers(0, 3)))
 
 
+@st.composite
+def moves(draw: st.DrawFn) -> Moved:
+    """Draw a move of blocks that may be there or not."""
+    names = draw(st.lists(st.builds(name, prompts), min_size=1, max_size=3))
+    before, after = draw(st.permutations(TIERS))
+    return Moved(hashes=tuple(names), before=before, tier=after, group=draw(st.integers(0, 3)))
+
+
 clears = st.builds(Cleared, tier=st.sampled_from([None, None, "gpu", "host"]))
 events: st.SearchStrategy[EngineEvent] = st.one_of(
-    honest_stores(), honest_stores(), any_removals(), masked_stores(), hash_only_stores(), confused_stores()
+    honest_stores(),
+    honest_stores(),
+    any_removals(),
+    masked_stores(),
+    hash_only_stores(),
+    confused_stores(),
+    moves(),
 )
 
 

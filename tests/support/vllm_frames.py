@@ -100,10 +100,17 @@ CASES = [
         batch(array_stored([11], None, [1, 2, 3, 4], 4, None, "GPU", None, None, 1, "sliding_window", 8)),
         [expected(group=1, group_spec=Group(1, "window", 4, 8))],
     ),
-    Case("array removal and clear", batch(["BlockRemoved", [11, 12], "CPU"], ["AllBlocksCleared"]), [
-        Removed(hashes=(11, 12), tier="host"), Cleared(),
-    ]),
-    Case("0.20 array removal with group_idx", batch(["BlockRemoved", [11], "GPU", 2]), [Removed(hashes=(11,), group=2)]),
+    Case(
+        "array removal and clear",
+        batch(["BlockRemoved", [11, 12], "CPU"], ["AllBlocksCleared"]),
+        [
+            Removed(hashes=(11, 12), tier="host"),
+            Cleared(),
+        ],
+    ),
+    Case(
+        "0.20 array removal with group_idx", batch(["BlockRemoved", [11], "GPU", 2]), [Removed(hashes=(11,), group=2)]
+    ),
     Case("0.24 map", batch(map_stored(**FULL_SPEC)), [expected(group_spec=Group(0, "full", 4))]),
     Case(
         "0.32 map with every field",
@@ -123,15 +130,25 @@ CASES = [
         ),
         [expected(parent=10, adapter="alpha", group=2, group_spec=Group(2, "window", 4, 96))],
     ),
-    Case("map removal and clear", batch(map_removed(group_idx=1), {"type": "AllBlocksCleared"}), [
-        Removed(hashes=(11,), group=1), Cleared(),
-    ]),
+    Case(
+        "map removal and clear",
+        batch(map_removed(group_idx=1), {"type": "AllBlocksCleared"}),
+        [
+            Removed(hashes=(11,), group=1),
+            Cleared(),
+        ],
+    ),
     Case("both encodings in one batch", batch(array_stored(), map_removed()), [expected(), Removed(hashes=(11,))]),
     Case("a map around the events", {"ts": TIME_S, "events": [map_stored()], "data_parallel_rank": 0}, [expected()]),
     Case("no events", batch(), []),
-    Case("a signed hash", batch(array_stored([-5], -6), map_removed(block_hashes=[-5])), [
-        expected(hashes=(TOP,), parent=TOP - 1), Removed(hashes=(TOP,)),
-    ]),
+    Case(
+        "a signed hash",
+        batch(array_stored([-5], -6), map_removed(block_hashes=[-5])),
+        [
+            expected(hashes=(TOP,), parent=TOP - 1),
+            Removed(hashes=(TOP,)),
+        ],
+    ),
     Case("an unsigned hash", batch(array_stored([TOP])), [expected(hashes=(TOP,))]),
     Case("bytes beside integers", batch(array_stored([BYTES_A], BYTES_B)), [expected(parent=(1 << 64) - 1)]),
     Case(
@@ -140,9 +157,13 @@ CASES = [
         [expected(hashes=(BYTES_A,), parent=BYTES_B)],
         WHOLE_HASHES,
     ),
-    Case("hashes only", batch(map_stored(token_ids=[], block_size=0, medium="CPU")), [
-        Stored(hashes=(11,), tier="host"),
-    ]),
+    Case(
+        "hashes only",
+        batch(map_stored(token_ids=[], block_size=0, medium="CPU")),
+        [
+            Stored(hashes=(11,), tier="host"),
+        ],
+    ),
     Case(
         "an adapter by its id",
         batch(array_stored([11], None, [1, 2, 3, 4], 4, 7, "GPU"), array_stored([11], None, [1, 2, 3, 4], 4, 8, "GPU")),
@@ -153,7 +174,9 @@ CASES = [
     Case(
         "adapter, image, salt and embedding in one block",
         batch(
-            map_stored(lora_name="alpha", lora_id=7, extra_keys=[["alpha", ["img", -2], ["img", 3], "salt", b"\xab\xcd"]])
+            map_stored(
+                lora_name="alpha", lora_id=7, extra_keys=[["alpha", ["img", -2], ["img", 3], "salt", b"\xab\xcd"]]
+            )
         ),
         [
             expected(
@@ -170,8 +193,11 @@ CASES = [
     ),
     Case("a masked store", batch(map_stored(token_ids=[1] * 12)), [expected(tokens=[1] * 12)]),
     Case("a masked store without hashes", batch(map_stored(block_hashes=[])), [expected(hashes=())]),
-    Case("an unknown kind has no rule", batch(map_stored(kv_cache_spec_kind="chunked_local_attention")), [expected()]),
-    Case("the largest token", batch(array_stored([11], None, [0, 0, 0, (1 << 32) - 1])), [
-        expected(tokens=[0, 0, 0, (1 << 32) - 1]),
-    ]),
+    Case(
+        "the largest token",
+        batch(array_stored([11], None, [0, 0, 0, (1 << 32) - 1])),
+        [
+            expected(tokens=[0, 0, 0, (1 << 32) - 1]),
+        ],
+    ),
 ]

@@ -52,4 +52,6 @@ async def put(store: Store, model: str, *writes: HolderWrite) -> Applied:
 async def runs(store: Store, model: str, chain: Sequence[int], gap: int = 0) -> dict[str, list[tuple[int, int, int]]]:
     """Return holder -> (start, length, residency) of its runs along a chain."""
     found: Found = await store.find(model, pack_hashes(chain), gap=gap)
-    return {str(holder): [tuple(run) for run in held] for holder, held in found.runs.items()}
+    return {
+        str(holder): [(run.start, run.length, run.residency) for run in held] for holder, held in found.runs.items()
+    }

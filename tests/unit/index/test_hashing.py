@@ -29,8 +29,8 @@ ROOT_BYTES = bytes.fromhex("6b7661746c61732f3100 00000000 010000006d 04000000 00
 CHAIN = [0x1040F2FE629B457E, 0xDF8FB2828EC2A7F6, 0x8200B56A8961A0D8]
 
 
-def blocks(token_ids: list[int], **options: bool) -> list[int]:
-    return chain_hashes(ROOT, pack_tokens(token_ids), 4, **options)
+def blocks(token_ids: list[int]) -> list[int]:
+    return chain_hashes(ROOT, pack_tokens(token_ids), 4)
 
 
 def with_media(*media: Media, token_ids: range = range(1, 13)) -> list[int]:

@@ -1,4 +1,4 @@
-"""The hit rule under speculative decoding: vLLM's EAGLE computes one unit of every hit again. Blocks have four tokens."""
+"""The hit rule under speculative decoding: EAGLE computes one unit of every hit again. Blocks have four tokens."""
 
 import pytest
 

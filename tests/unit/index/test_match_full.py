@@ -38,7 +38,7 @@ def test_a_whole_prompt_may_count_its_last_token_where_the_log_does() -> None:
 def test_nothing_reused_is_one_value() -> None:
     """A holder without the first block reaches NOTHING, which names no tier."""
     assert reach(PLAIN, ".1", 9) is NOTHING
-    assert NOTHING == Reach(0, {})
+    assert Reach(0, {}) == NOTHING
 
 
 def test_tiers_may_alternate_along_a_mixed_run() -> None:

@@ -9,7 +9,7 @@ from relays.decoders import decoder_of
 from relays.dialects import EngineSettings, vllm_profile
 from relays.engine import EngineRank
 from schemas.errors import ConfigError
-from schemas.events import BlocksStored, ProfileChanged
+from schemas.events import BlocksStored, ProfileChanged, decode_record, encode_record
 from schemas.profiles import Group
 from tests.support.engines import HOLDER, chain, profile, resident, tokens
 from tests.support.vllm_frames import array_stored, batch, map_stored, pack
@@ -55,6 +55,16 @@ def test_a_batch_that_names_another_rank_is_refused() -> None:
     assert engine.counts == {"rank_mismatch": 1}
     assert resident(engine.mirror) == {}
     assert engine.take(1, pack(batch(map_stored(), rank=None))) is not None
+
+
+@pytest.mark.parametrize("sequence", [(1 << 53) + 2, (1 << 64) - 1])
+def test_what_a_relay_says_can_be_read(sequence: int) -> None:
+    """A sequence that no record can carry is refused at the engine's door, not by every worker afterwards."""
+    engine = rank()
+    engine.take(1, pack(batch(map_stored())))
+    engine.take(sequence, pack(batch(map_stored())))
+    for record in engine.speak():
+        assert decode_record(encode_record(record)) == record
 
 
 def test_a_new_life_starts_empty_with_what_was_learnt() -> None:

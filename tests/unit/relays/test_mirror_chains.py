@@ -4,6 +4,7 @@ import pytest
 
 from relays.engine_events import Stored
 from relays.mirror import Limits, Mirror
+from schemas.profiles import Group
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tokens
 
 A, B, C, D = chain(tokens(4))
@@ -62,6 +63,16 @@ def test_nothing_waits_for_a_block_that_is_gone() -> None:
     mirror.apply([singles(2)[1]])
     mirror.apply([removed(2)])
     assert mirror.pending_blocks == 0
+
+
+def test_nothing_waits_for_a_block_that_another_group_placed_and_lost() -> None:
+    """A block that waits by one group's store and is placed by another's waits no more once all copies are gone."""
+    mirror = Mirror(profile(Group(0, "full", 4), Group(1, "state", 8)))
+    mirror.apply([stored([2], tokens(1, first=5), parent=1), stored([2, 4], tokens(4), group=1, block_size=8)])
+    mirror.apply([removed(2), removed(2, group=1)])
+    mirror.apply([removed(4, group=1)])
+    drain(mirror)
+    assert (mirror.nodes, mirror.blocks, mirror.pending_blocks) == (0, 0, 0)
 
 
 def test_a_copy_that_comes_back_while_waiting_is_credited_once() -> None:

@@ -17,9 +17,7 @@ def host(*names: int, **fields: Any) -> EngineEvent:
 
 
 def offloading(capacity: int | None = None, *groups: Group) -> Profile:
-    return profile(
-        *groups, tiers=tiers("gpu", "host", capacity=capacity), hash_only_stores=True, clear_scope="device"
-    )
+    return profile(*groups, tiers=tiers("gpu", "host", capacity=capacity), hash_only_stores=True, clear_scope="device")
 
 
 def test_a_device_clear_leaves_the_host() -> None:

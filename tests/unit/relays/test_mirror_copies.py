@@ -2,7 +2,7 @@
 
 import pytest
 
-from relays.engine_events import Removed
+from relays.engine_events import EngineEvent, Removed
 from relays.mirror import Mirror
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tiers, tokens
 
@@ -49,17 +49,15 @@ def test_events_of_a_batch_are_applied_in_their_order() -> None:
     assert resident(mirror) == {A: 1}
 
 
-def test_a_move_inside_a_batch_is_one_change() -> None:
+@pytest.mark.parametrize("removed_first", [False, True])
+def test_a_move_inside_a_batch_is_one_change(removed_first: bool) -> None:
     """A block that goes from one tier to another in a batch is told once, with its new residency (case B10)."""
-    for move in (
-        [stored([1], [], tier="host", block_size=0), removed(1)],
-        [removed(1), stored([1], [], tier="host", block_size=0)],
-    ):
-        mirror = Mirror(profile(hash_only_stores=True))
-        mirror.apply([stored([1], tokens(1))])
-        assert drain(mirror) == {A: 1}
-        mirror.apply(move)
-        assert drain(mirror) == {A: 2}
+    mirror = Mirror(profile(hash_only_stores=True))
+    mirror.apply([stored([1], tokens(1))])
+    assert drain(mirror) == {A: 1}
+    move: list[EngineEvent] = [stored([1], [], tier="host", block_size=0), removed(1)]
+    mirror.apply(move[::-1] if removed_first else move)
+    assert drain(mirror) == {A: 2}
 
 
 def test_a_block_that_came_and_went_unseen_is_never_told() -> None:
@@ -96,6 +94,14 @@ def test_a_dialects_own_count_replaces_ours(remaining: tuple[int, ...], left: di
     assert resident(mirror) == left
     for _ in range(sum(remaining)):
         mirror.apply([removed(1)])
+    assert resident(mirror) == {}
+
+
+def test_a_count_that_is_left_is_its_own_blocks() -> None:
+    """Where a removal takes descendants along and says how many copies are left, the descendants just go."""
+    mirror = Mirror(profile(cascade=True))
+    mirror.apply([stored([1, 2], tokens(2))])
+    mirror.apply([Removed(hashes=(1,), remaining=(0,))])
     assert resident(mirror) == {}
 
 

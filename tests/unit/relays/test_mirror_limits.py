@@ -121,10 +121,10 @@ def test_a_drain_takes_about_as_much_as_it_is_asked_for() -> None:
     mirror = Mirror(profile())
     mirror.apply([stored(range(1, 101), tokens(100))])
     first = mirror.take_runs(30)
-    assert sum(len(run.hashes) for run in first) == 30
+    assert sum(len(run.nodes) for run in first) == 30
     assert mirror.changed
     rest = mirror.take_runs(1_000)
-    assert {block for run in [*first, *rest] for block in run.hashes} == set(chain(tokens(100)))
+    assert {node.hash for run in [*first, *rest] for node in run.nodes} == set(chain(tokens(100)))
     assert not mirror.changed
 
 
@@ -133,5 +133,5 @@ def test_runs_go_down_one_chain_with_one_residency() -> None:
     mirror = Mirror(profile())
     mirror.apply([stored([1, 2, 3, 4], tokens(4)), stored([3], tokens(1, first=9), parent=2, tier="host")])
     mirror.apply([stored([9], tokens(1, first=90), parent=3)])
-    shapes = [(run.head.depth, len(run.hashes), run.residency) for run in mirror.take_runs(100)]
+    shapes = [(run.head.depth, len(run.nodes), run.residency) for run in mirror.take_runs(100)]
     assert sorted(shapes) == [(0, 2, 1), (2, 1, 3), (3, 1, 1), (3, 1, 1)]

@@ -100,6 +100,7 @@ REFUSED = [
     ("a removed hash of no bytes", map_removed(block_hashes=[b""]), RejectReason.HASH),
     ("a negative group", map_stored(group_idx=-1), RejectReason.GROUP),
     ("a group beyond all", map_stored(group_idx=64), RejectReason.GROUP),
+    ("a kind without a rule", map_stored(kv_cache_spec_kind="chunked_local_attention"), RejectReason.GROUP_KIND),
     ("another node's store", map_stored(locality="REMOTE"), RejectReason.LOCALITY),
     ("another node's removal", map_removed(locality="REMOTE"), RejectReason.LOCALITY),
     ("keys for one block of two", map_stored(

@@ -1,0 +1,95 @@
+"""What every rank has in a relay's process, however its events come: records, heartbeats, lives and counts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from ops.metrics import RELAY_BLOCKS, RELAY_DOUBTS, RELAY_LIVES, RELAY_REJECTS
+from relays.engine import EngineRank
+from relays.engine_events import Decoded
+from schemas.events import HolderState, Record
+
+
+class RankSource(ABC):
+    """One rank's mirror and voice; who owns it publishes what the mirror has to say."""
+
+    def __init__(
+        self,
+        engine: EngineRank,
+        *,
+        next_life: Callable[[], int],
+        on_change: Callable[[], None],
+        unknown_after_s: float,
+    ) -> None:
+        self.engine = engine
+        self._next_life = next_life
+        self._on_change = on_change
+        self._unknown_after_s = unknown_after_s
+        self._log = structlog.get_logger().bind(replica=engine.holder.name, rank=engine.holder.rank)
+        self._label = engine.mirror.profile.engine
+        self._telling: Iterator[Record] | None = None
+
+    @abstractmethod
+    def _state(self, now_s: float) -> tuple[HolderState, str]:
+        """Return how far this source is believed, and why not further."""
+
+    @property
+    def _share_known(self) -> float:
+        return 1.0
+
+    def next_record(self) -> Record | None:
+        """Return the next record that tells the index what is new, or None where it has been told all for now."""
+        if self._telling is None:
+            self._count()
+            self._telling = self.engine.speak()
+        record = next(self._telling, None)
+        if record is None:
+            self._telling = None
+        return record
+
+    def beat(self, now_s: float) -> Record:
+        """Return a heartbeat that says how far this source is believed."""
+        state, reason = self._state(now_s)
+        return self.engine.beat(state, reason=reason, share_known=self._share_known)
+
+    def begin_life(self, reason: str, *, keep: bool) -> None:
+        """Say everything again in a higher life; `keep`: what is known stays known."""
+        life = self._next_life()
+        self._log.warning("relay.life_begun", reason=reason, life=life, kept=keep)
+        RELAY_LIVES.labels(self._label, reason).inc()
+        self._telling = None  # nobody waits for the rest of the old life
+        self._count()
+        if keep:
+            self.engine.say_again(life)
+        else:
+            self.engine.begin_life(life)
+        self._on_change()
+
+    def _unconnected(self, lost_s: float, now_s: float) -> tuple[HolderState, str]:
+        return ("unknown" if now_s - lost_s > self._unknown_after_s else "stale"), "disconnected"
+
+    def _report(self, sequence: int, decoded: Decoded | None) -> None:
+        """Log what was refused of a message."""
+        if decoded is not None and decoded.rejects:
+            first = decoded.rejects[0]
+            self._log.warning(
+                "relay.events_refused",
+                sequence=sequence,
+                count=len(decoded.rejects),
+                reason=first.reason,
+                at=first.detail,
+            )
+
+    def _reject(self, reason: str, detail: str) -> None:
+        RELAY_REJECTS.labels(self._label, reason).inc()
+        self._log.warning("relay.message_refused", reason=reason, detail=detail)
+
+    def _count(self) -> None:
+        """Bring the pure core's counts into the metrics."""
+        for family, counts in ((RELAY_REJECTS, self.engine.counts), (RELAY_DOUBTS, self.engine.mirror.counts)):
+            for reason, count in counts.items():
+                if count:
+                    family.labels(self._label, reason).inc(count)
+            counts.clear()
+        RELAY_BLOCKS.labels(self._label).set(self.engine.mirror.blocks)
