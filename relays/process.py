@@ -161,6 +161,8 @@ class Relay:
             for rank in self._ranks:
                 rank.begin_life("clock_behind", keep=True)
         self._certain = True
+        async with self._speaking:
+            await self._tell_entry()  # an operator sees the relay before its engine says anything
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._speak())
             tasks.create_task(self._beat())

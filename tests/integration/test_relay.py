@@ -5,130 +5,45 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from prometheus_client import REGISTRY
 
 from index.digests import index_digest
-from index.store import HolderRow
 from ops.embedded.kafka import EmbeddedKafka
-from ops.kafka_client import client_options
 from ops.settings import Settings
 from ops.stack import Stack
-from relays.dialects import EngineSettings
-from relays.engine import EngineRank
-from relays.process import Relay, RelayConfig, profile_of
 from schemas.control import Resync, encode_control
 from schemas.events import Heartbeat
-from schemas.profiles import Holder, Rank
 from schemas.topics import CONTROL, topic_specs
 from streams.topics import create_topics
-from tests.support.fake_engine import TOPIC, FakeEngine, Traffic, ports_in_a_row
+from tests.support.bench import DEADLINE_S, Bench
+from tests.support.fake_engine import TOPIC, Traffic
 from tests.support.topic_index import TopicIndex
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.services
 
 PARTITIONS = 2
-FAST = Settings(relay_heartbeat_s=0.2, relay_probe_s=0.8, relay_replay_timeout_s=0.5)
-DEADLINE_S = 40.0
 UNKNOWN_RANK = 7
 
 
-class Bench:
-    """A replica's engines (one a rank), the truth about them, and the index that its relay's records give."""
+@asynccontextmanager
+async def benched(brokers: str, model: str, **options: Any) -> AsyncIterator[Bench]:
+    """A bench whose index is what the records in its topic amount to."""
+    await create_topics(brokers, topic_specs([model], PARTITIONS))
+    async with TopicIndex(brokers, model, PARTITIONS) as index, Bench(brokers, model, index, **options) as bench:
+        yield bench
 
-    def __init__(self, brokers: str, name: str, *, ranks: int = 1, replay: bool = True, **engine: Any) -> None:
-        self.model = name
-        self.brokers = brokers
-        pairs = zip(ports_in_a_row(ranks), ports_in_a_row(ranks), strict=True)
-        self.engines = [FakeEngine(ports=ports, **engine) for ports in pairs]
-        self.config = RelayConfig(
-            model=name,
-            replica="r",
-            engine="vllm",
-            version="0.32.0",
-            ranks=tuple(
-                Rank(number, engine.events, engine.replay if replay else None)
-                for number, engine in enumerate(self.engines)
-            ),
-            topic=TOPIC.decode(),
-            settings=EngineSettings(block_size=4),
-        )
-        self.truths = [self._truth(rank) for rank in range(ranks)]
-        self.traffic = [Traffic(seed=rank, rank=rank) for rank in range(ranks)]
-        self.index = TopicIndex(brokers, name, PARTITIONS)
-        self._exits = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
-        for engine in self.engines:
-            await self._exits.enter_async_context(engine)
-        await create_topics(self.brokers, topic_specs([self.model], PARTITIONS))
-        await self._exits.enter_async_context(self.index)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exits.aclose()
-
-    @asynccontextmanager
-    async def relaying(self, settings: Settings = FAST) -> AsyncIterator[Relay]:
-        """A relay in this process."""
-        relay = Relay(self.config, settings, client_options(self.brokers))
-        running = asyncio.create_task(relay.run())
-        try:
-            yield relay
-            assert not running.done()
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-
-    async def publish(self, count: int, *, rank: int = 0, lost: float = 0.0, seed: int = 0) -> None:
-        """Let an engine publish; that share of the messages is lost on the way."""
-        losses = random.Random(seed)
-        for _ in range(count):
-            payload = self.traffic[rank].message()
-            engine = self.engines[rank]
-            sequence = engine.lose(payload) if losses.random() < lost else await engine.publish(payload)
-            self.truths[rank].take(sequence, payload)
-
-    async def restart_engine(self, rank: int = 0) -> None:
-        """Let an engine begin anew, with an empty cache."""
-        self.truths[rank] = self._truth(rank)
-        self.traffic[rank] = Traffic(seed=1000 + rank, rank=rank)
-        await self.engines[rank].restart()
-
-    async def row(self, rank: int = 0) -> HolderRow:
-        """Return what the index knows of a rank."""
-        row = await self.index.row("r", rank)
-        assert row is not None
-        return row
-
-    async def settle(self, *, above_life: int = 0) -> None:
-        """Wait until the index has all that the engines said, in a life above that one; then it must be equal."""
-        for rank, engine in enumerate(self.engines):
-            last = engine.next - 1 if engine.next else None
-
-            async def told(rank: int = rank, last: int | None = last) -> bool:
-                row = await self.index.row("r", rank)
-                return row is not None and row.life > above_life and row.applied.get("0") == last and not row.broken
-
-            await until(told, DEADLINE_S)
-            assert await self.index.digest("r", rank) == self.truth(rank)
-
-    def truth(self, rank: int = 0) -> int:
-        """Return the index digest that a rank must have."""
-        return index_digest(self.truths[rank].mirror.resident())
-
-    def _truth(self, rank: int) -> EngineRank:
-        return EngineRank(profile_of(self.config), Holder("r", rank), 1)
+def heard_by(bench: Bench) -> TopicIndex:
+    """Return the bench's index as what it is here."""
+    assert isinstance(bench.index, TopicIndex)
+    return bench.index
 
 
 def rejected(reason: str) -> float:
@@ -144,7 +59,7 @@ async def test_what_was_published_before_the_relay_comes_from_the_ring(
     kafka: str, unique_name: str, topic_in_replays: bool
 ) -> None:
     """In both framings of replays; what is published meanwhile follows without a gap, in the same life."""
-    async with Bench(kafka, unique_name, topic_in_replays=topic_in_replays) as bench:
+    async with benched(kafka, unique_name, topic_in_replays=topic_in_replays) as bench:
         await bench.publish(50)
         async with bench.relaying():
             await bench.publish(50)
@@ -152,34 +67,34 @@ async def test_what_was_published_before_the_relay_comes_from_the_ring(
             await bench.publish(20)
             await bench.settle()
         assert bench.engines[0].asked[0] == 0
-        assert len({record.life for record in bench.index.records}) == 1
+        assert len({record.life for record in heard_by(bench).records}) == 1
 
 
 async def test_lost_messages_are_healed(kafka: str, unique_name: str) -> None:
     """Gaps are filled from the ring, and a lost last message shows though the engine then says nothing."""
-    async with Bench(kafka, unique_name) as bench, bench.relaying():
+    async with benched(kafka, unique_name) as bench, bench.relaying():
         await bench.publish(100, lost=0.2)
         await bench.publish(3, lost=1.0)
         await bench.settle()
-        assert len({record.life for record in bench.index.records}) == 1
+        assert len({record.life for record in heard_by(bench).records}) == 1
 
 
 async def test_a_ring_that_forgot_begins_a_life(kafka: str, unique_name: str) -> None:
     """What is known from before the hole is gone; the index is what the messages behind it say."""
-    async with Bench(kafka, unique_name, ring=5) as bench, bench.relaying():
+    async with benched(kafka, unique_name, ring=5) as bench, bench.relaying():
         for count in (5, 20):  # the first ones may still come from the ring
             await bench.publish(count)
             await bench.settle()
         life = (await bench.row()).life
         await bench.publish(12, lost=1.0)
-        bench.truths = [bench._truth(0)]
+        bench.truths = [bench.new_truth()]
         await bench.publish(5)
         await bench.settle(above_life=life)
 
 
 async def test_a_source_without_replay_goes_on_after_a_gap(kafka: str, unique_name: str) -> None:
     """It can only begin a life there, and says that it has nobody to ask."""
-    async with Bench(kafka, unique_name, replay=False) as bench, bench.relaying():
+    async with benched(kafka, unique_name, replay=False) as bench, bench.relaying():
         # nobody tells a publisher that a subscription reached it: the first messages may be missed
         async def heard() -> bool:
             await bench.publish(1)
@@ -188,7 +103,7 @@ async def test_a_source_without_replay_goes_on_after_a_gap(kafka: str, unique_na
         await until(heard, DEADLINE_S)
         life = (await bench.row()).life
         await bench.publish(3, lost=1.0)
-        bench.truths = [bench._truth(0)]
+        bench.truths = [bench.new_truth()]
         await bench.publish(10)
         await bench.settle(above_life=life)
         await _until_said(bench, "live", "no_replay")
@@ -196,7 +111,7 @@ async def test_a_source_without_replay_goes_on_after_a_gap(kafka: str, unique_na
 
 async def test_a_restarted_engine_loses_its_credit_within_the_heartbeat_time(kafka: str, unique_name: str) -> None:
     """Under the same name, having said nothing yet; the new life is higher, and what it then says is the index."""
-    async with Bench(kafka, unique_name) as bench, bench.relaying(Settings()):
+    async with benched(kafka, unique_name) as bench, bench.relaying(Settings()):
         await bench.publish(30)
         await bench.settle()
         life = (await bench.row()).life
@@ -211,12 +126,12 @@ async def test_a_restarted_engine_loses_its_credit_within_the_heartbeat_time(kaf
 async def test_an_engine_that_is_gone_is_not_believed_for_long(kafka: str, unique_name: str) -> None:
     """Its relay says so in every heartbeat: stale, then unknown, and live again when it is back."""
     settings = Settings(relay_heartbeat_s=0.1, relay_unknown_after_s=0.5)
-    async with Bench(kafka, unique_name) as bench, bench.relaying(settings):
+    async with benched(kafka, unique_name) as bench, bench.relaying(settings):
         await bench.publish(3)
         await bench.settle()
         await bench.engines[0].stop()
         for state in ("stale", "unknown"):
-            await _until_said(bench, state)
+            await _until_said(bench, state, "disconnected")
         await bench.restart_engine()
         await bench.publish(3)
         await _until_said(bench, "live")
@@ -226,7 +141,7 @@ async def test_an_engine_that_is_gone_is_not_believed_for_long(kafka: str, uniqu
 async def test_a_batch_of_another_rank_is_refused_and_counted(kafka: str, unique_name: str) -> None:
     """The subscription's rank was verified; what the batch says of itself was not."""
     before = rejected("rank_mismatch")
-    async with Bench(kafka, unique_name) as bench, bench.relaying():
+    async with benched(kafka, unique_name) as bench, bench.relaying():
         await bench.publish(5)
         stranger = Traffic(seed=9, rank=UNKNOWN_RANK)
         for _ in range(3):
@@ -238,7 +153,7 @@ async def test_a_batch_of_another_rank_is_refused_and_counted(kafka: str, unique
 
 async def test_ranks_are_apart(kafka: str, unique_name: str) -> None:
     """Each has ports, numbers and an index of its own; one that restarts takes nothing from the other."""
-    async with Bench(kafka, unique_name, ranks=2) as bench, bench.relaying():
+    async with benched(kafka, unique_name, ranks=2) as bench, bench.relaying():
         await bench.publish(20, rank=0)
         await bench.publish(30, rank=1)
         await bench.settle()
@@ -256,7 +171,7 @@ async def test_garbage_beside_valid_traffic_is_refused(kafka: str, unique_name: 
     rng = random.Random(5)
     reasons = ("frame_count", "sequence", "replay_frames", "batch_malformed")
     before = {reason: rejected(reason) for reason in reasons}
-    async with Bench(kafka, unique_name) as bench, bench.relaying():
+    async with benched(kafka, unique_name) as bench, bench.relaying():
         await bench.publish(3)
         await bench.settle()
         bench.engines[0].garbles = True
@@ -274,16 +189,16 @@ async def test_garbage_beside_valid_traffic_is_refused(kafka: str, unique_name: 
             payload = rng.randbytes(rng.randrange(60))
             bench.truths[0].take(await bench.engines[0].publish(payload), payload)
         await bench.settle()
-        assert len({record.life for record in bench.index.records}) == 1
+        assert len({record.life for record in heard_by(bench).records}) == 1
     assert all(rejected(reason) - before[reason] >= 10 for reason in reasons)
 
 
 async def test_heartbeats_come_each_second_with_the_last_engine_sequence(kafka: str, unique_name: str) -> None:
     """Whatever else is going on: here tens of thousands of messages as fast as the engine can send."""
-    async with Bench(kafka, unique_name) as bench, bench.relaying(Settings()):
+    async with benched(kafka, unique_name) as bench, bench.relaying(Settings()):
         await bench.publish(5)
         await bench.settle()
-        first = len(bench.index.beats("r"))
+        first = len(heard_by(bench).beats("r"))
         began_s = time.monotonic()
         message = Traffic(clears=0.0).message()
         while time.monotonic() - began_s < 4.0:
@@ -291,7 +206,7 @@ async def test_heartbeats_come_each_second_with_the_last_engine_sequence(kafka: 
         await bench.settle()
         took_s = time.monotonic() - began_s
         await until(lambda: _received(bench) == bench.engines[0].next - 1, DEADLINE_S)
-        beats = bench.index.beats("r")[first:]
+        beats = heard_by(bench).beats("r")[first:]
         assert took_s * 0.6 - 1 <= len(beats) <= took_s * 1.1 + 3
         received = [beat.events[-1].received.get("0", -1) for beat in beats if isinstance(beat.events[-1], Heartbeat)]
         assert received == sorted(received)
@@ -300,7 +215,7 @@ async def test_heartbeats_come_each_second_with_the_last_engine_sequence(kafka: 
 
 async def test_a_request_to_tell_everything_again_begins_a_life(kafka: str, unique_name: str) -> None:
     """While the engine talks on, and as often as it is asked: the index is always equal in the end."""
-    async with Bench(kafka, unique_name) as bench, bench.relaying():
+    async with benched(kafka, unique_name) as bench, bench.relaying():
         await bench.publish(20)
         await bench.settle()
         life = (await bench.row()).life
@@ -316,11 +231,11 @@ async def test_a_request_to_tell_everything_again_begins_a_life(kafka: str, uniq
 
 async def test_sigterm_loses_nothing_that_is_owed(kafka: str, unique_name: str, tmp_path: Path) -> None:
     """Exit code 0, and all that the relay had received is in the topic."""
-    async with Bench(kafka, unique_name) as bench:
+    async with benched(kafka, unique_name) as bench:
         stack = _stack(bench, tmp_path)
         await bench.publish(300)
-        relay = stack.start_relay(_arguments(bench))
-        await until(lambda: bool(bench.index.records), DEADLINE_S)
+        relay = stack.start_relay(bench.arguments)
+        await until(lambda: bool(heard_by(bench).records), DEADLINE_S)
         publishing = asyncio.create_task(bench.publish(2000))
         await asyncio.wait({publishing}, timeout=0.1)
         await stack.stop_part("relay")
@@ -329,13 +244,13 @@ async def test_sigterm_loses_nothing_that_is_owed(kafka: str, unique_name: str, 
         said = json.loads(stack.log_of("relay").read_text().splitlines()[-1])
         assert said["event"] == "relay.stopped"
         assert said["owed"] == 0
-        last = said["received"]["r/0"]["0"]
+        last = int(said["received"]["r/0"]["0"])
 
         async def told() -> bool:
-            return (await bench.row()).applied.get("0") == last
+            return (await bench.row()).applied == {"0": last}
 
         await until(told, DEADLINE_S)
-        truth = bench._truth(0)
+        truth = bench.new_truth()
         for sequence in range(last + 1):
             truth.take(sequence, bench.engines[0].message(sequence))
         assert await bench.index.digest("r", 0) == index_digest(truth.mirror.resident())
@@ -343,11 +258,11 @@ async def test_sigterm_loses_nothing_that_is_owed(kafka: str, unique_name: str, 
 
 async def test_a_killed_relay_is_followed_by_a_higher_life(kafka: str, unique_name: str, tmp_path: Path) -> None:
     """After `kill -9` at any moment the next one reads the ring again, and the index is equal."""
-    async with Bench(kafka, unique_name) as bench:
+    async with benched(kafka, unique_name) as bench:
         stack = _stack(bench, tmp_path)
         life = 0
         for _ in range(3):
-            stack.start_relay(_arguments(bench))
+            stack.start_relay(bench.arguments)
             await bench.publish(100)
             await bench.settle(above_life=life)
             life = (await bench.row()).life
@@ -378,9 +293,10 @@ async def test_an_outage_of_kafka_costs_nothing_but_time(own_kafka: EmbeddedKafk
     A second relay that starts while Kafka is away follows an engine whose ring soon forgets, and loses nothing.
     """
     settings = Settings(relay_heartbeat_s=0.2, relay_probe_s=0.8, kafka_request_timeout_ms=2_000)
+    replaced = REGISTRY.get_sample_value("kvatlas_relay_producers_total") or 0.0
     async with AsyncExitStack() as exits:
-        bench = await exits.enter_async_context(Bench(own_kafka.bootstrap, unique_name))
-        late = await exits.enter_async_context(Bench(own_kafka.bootstrap, f"{unique_name}-late", ring=10))
+        bench = await exits.enter_async_context(benched(own_kafka.bootstrap, unique_name))
+        late = await exits.enter_async_context(benched(own_kafka.bootstrap, f"{unique_name}-late", ring=10))
         relay = await exits.enter_async_context(bench.relaying(settings))
         await bench.publish(50)
         await bench.settle()
@@ -396,8 +312,10 @@ async def test_an_outage_of_kafka_costs_nothing_but_time(own_kafka: EmbeddedKafk
         await bench.publish(50)
         await bench.settle()
         await late.settle()
-        assert sum("_sender_routine" in repr(task.get_coro()) for task in asyncio.all_tasks()) == 2, "dead producers live on"
-        for index in (bench.index, late.index):
+        assert (REGISTRY.get_sample_value("kvatlas_relay_producers_total") or 0.0) > replaced
+        living = sum("_sender_routine" in repr(task.get_coro()) for task in asyncio.all_tasks())
+        assert living == 2, "a dead producer lives on"
+        for index in (heard_by(bench), heard_by(late)):
             assert len({record.life for record in index.records}) == 1
             last = 0
             for record in index.records:
@@ -408,13 +326,6 @@ async def test_an_outage_of_kafka_costs_nothing_but_time(own_kafka: EmbeddedKafk
 # ---- helpers
 
 
-def _arguments(bench: Bench) -> list[str]:
-    (engine,) = bench.engines
-    arguments = ["--model", bench.model, "--replica", "r", "--engine-version", bench.config.version]
-    arguments += ["--events", engine.events, "--replay", engine.replay, "--topic", TOPIC.decode()]
-    return [*arguments, "--set", "block_size=4"]
-
-
 def _stack(bench: Bench, folder: Path) -> Stack:
     """Return where processes are started: nothing but relays here."""
     options = {"RELAY_HEARTBEAT_S": "0.2", "RELAY_PROBE_S": "0.8"}
@@ -422,14 +333,14 @@ def _stack(bench: Bench, folder: Path) -> Stack:
 
 
 def _received(bench: Bench) -> int:
-    event = bench.index.beats("r")[-1].events[-1]
+    event = heard_by(bench).beats("r")[-1].events[-1]
     return event.received.get("0", -1) if isinstance(event, Heartbeat) else -1
 
 
 async def _until_said(bench: Bench, state: str, reason: str = "") -> None:
     async def said() -> bool:
         row = await bench.row()
-        return row.state == state and reason in row.reason
+        return row.state == state and row.reason == reason
 
     await until(said, DEADLINE_S)
 
