@@ -19,6 +19,11 @@ RELAY_LIVES = Counter(
     "kvatlas_relay_lives_total", "New lives begun; each one retracts all that was known before.", ["engine", "reason"]
 )
 RELAY_REPLAYS = Counter("kvatlas_relay_replays_total", "Replays asked of engines, by outcome.", ["engine", "outcome"])
+RELAY_POLLS = Counter(
+    "kvatlas_relay_polls_total",
+    "Polls of engines that must be asked; a failed one may have lost events.",
+    ["engine", "outcome"],
+)
 RELAY_RECORDS = Counter("kvatlas_relay_records_total", "Records acknowledged by Kafka.", ["engine"])
 RELAY_PRODUCERS = Counter(
     "kvatlas_relay_producers_total", "Kafka producers that failed and were replaced; the records were sent again."

@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     relay_heartbeat_s: float = 1.0
     relay_probe_s: float = 15.0  # an idle source is asked for its last batch this often
+    relay_idle_poll_s: float = 0.1  # between two questions to an engine that must be asked and has nothing to say
+    relay_poll_timeout_s: float = 30.0  # of one answer; what a given-up answer held is lost
     relay_replay_timeout_s: float = 5.0  # without any answer to a replay request
     relay_unknown_after_s: float = 30.0  # a source that is disconnected this long is no longer believed
     relay_records_in_flight: int = 64  # unacknowledged by Kafka; more wait in the mirror as a difference

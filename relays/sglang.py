@@ -55,6 +55,8 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
         return Removed(hashes=hashes, tier=tier)
     tokens, pairs = unfold_pairs(event.token_ids, event.block_size)
     check_tokens(tokens[:-1] if pairs else tokens, event.block_size, len(hashes), _MAX_TOKEN, masked=False)
+    if pairs and not 0 <= tokens[-1] <= _MAX_TOKEN:
+        raise Refused(RejectReason.TOKEN_RANGE, f"token_ids: outside 0..{_MAX_TOKEN}")
     salt, adapter = _namespace(event)
     parent = event.parent_block_hash
     return Stored(
