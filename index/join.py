@@ -21,6 +21,8 @@ class PoolRuns(NamedTuple):
     rules: Rules
     chunk: int  # retrieval unit, in blocks of the pool's unit
     tiers: frozenset[Tier]  # that the replica can read
+    from_start: bool = False  # it is looked up from the prompt's start, not from where the device ends
+    last_token: bool = False  # a load may cover the prompt's last token, which is then computed again
 
 
 class _Source(NamedTuple):
@@ -31,6 +33,7 @@ class _Source(NamedTuple):
     tier: Tier
     starts: list[int]  # tokens
     ends: list[int]
+    last_token: bool = False
 
     def end_from(self, position: int) -> int:
         """Return where the interval that covers `position` ends, or `position`."""
@@ -60,7 +63,9 @@ def joined_tokens(
     reach = device
     while (further := max((source.end_from(reach) for source in sources), default=reach)) > reach:
         reach = further
-    reach = max(device, min(reach, limit) // rules.unit * rules.unit if reach > limit else reach)
+    if reach > limit and not any(source.last_token and source.end_from(limit) > limit for source in sources):
+        limit = limit // rules.unit * rules.unit
+    reach = max(device, min(reach, limit))
     if reach <= alone.tokens:
         return alone
     return _split(sources, device, reach, rules.upper_bound)
@@ -84,7 +89,9 @@ def _pool_sources(pool: PoolRuns) -> list[_Source]:
         for bit, position in group.tier_bits:
             if TIERS[position] in pool.tiers:
                 starts, ends = _intervals(pool.runs, bit, pool.rules.unit, group.block * pool.chunk)
-                sources.append(_Source((1, position), pool.name, TIERS[position], starts, ends))
+                if pool.from_start:
+                    starts, ends = (starts[:1], ends[:1]) if starts[:1] == [0] else ([], [])
+                sources.append(_Source((1, position), pool.name, TIERS[position], starts, ends, pool.last_token))
     return sources
 
 

@@ -4,8 +4,7 @@ A store names blocks by engine hash; the replicas that read it publish those nam
 holder a model. Names agree only where algorithm, seed and bits of replica and pool do; elsewhere nothing is joined.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from index.hashing import unpack_hashes
 from relays.dialects import PoolSettings, pool_profile
@@ -19,19 +18,28 @@ from schemas.profiles import Holder, Profile
 class PoolModel:
     """One model's part of a pool."""
 
-    def __init__(self, model: str, name: str, kind: str, settings: PoolSettings, life: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: str,
+        name: str,
+        kind: str,
+        settings: PoolSettings,
+        life: int,
+        limits: Limits,
+        *,
+        secret: bytes = b"",
+    ) -> None:
         self.model = model
         self.mismatched: dict[str, str] = {}  # replicas whose names cannot be joined, and why
         self.received: dict[str, int] = {}
-        self._limits = limits
-        self._holder = Holder(name, None)
+        self.holder = Holder(name, None)
         self._readers: dict[str, Profile] = {}
-        self.mirror = Mirror(pool_profile(kind, model, name, settings), limits=limits)
-        self.voice = Voice(self._holder, life)
+        self.mirror = Mirror(pool_profile(kind, model, name, settings), secret=secret, limits=limits)
+        self.voice = Voice(self.holder, life)
 
     def read_profile(self, profile: Profile) -> None:
         """Take in what a replica's relay says of it."""
-        uses = [pool for pool in profile.pools if pool.name == self._holder.name and pool.named_by == "engine_hash"]
+        uses = [pool for pool in profile.pools if pool.name == self.holder.name and pool.named_by == "engine_hash"]
         self._readers.pop(profile.name, None)
         self.mismatched.pop(profile.name, None)
         if not uses:
@@ -73,7 +81,7 @@ class PoolModel:
             self.mirror.drop_copies()
             self.mirror.say_again()
             self.received = {}
-        self.voice = Voice(self._holder, life)
+        self.voice = Voice(self.holder, life)
 
     def speak(self, time_s: float) -> Iterator[Record]:
         """Yield the records that tell the index what is new."""
@@ -99,12 +107,3 @@ def join_mismatch(pool: Profile, replica: Profile) -> str:
     if replica.unit and replica.unit != pool.unit:
         return f"block_size: {replica.unit}, the pool {pool.unit}"
     return ""
-
-
-def counted(models: Mapping[str, PoolModel]) -> Counter[str]:
-    """Return what the models' mirrors refused or could not place, and forget it there."""
-    counts: Counter[str] = Counter()
-    for model in models.values():
-        counts.update(model.mirror.counts)
-        model.mirror.counts.clear()
-    return counts

@@ -9,6 +9,7 @@ from ops.metrics import RELAY_BLOCKS, RELAY_DOUBTS, RELAY_LIVES, RELAY_REJECTS
 from relays.engine import EngineRank
 from relays.engine_events import Decoded
 from schemas.events import HolderState, Record
+from schemas.profiles import Holder, Profile
 
 
 class RankSource(ABC):
@@ -29,6 +30,26 @@ class RankSource(ABC):
         self._log = structlog.get_logger().bind(replica=engine.holder.name, rank=engine.holder.rank)
         self._label = engine.mirror.profile.engine
         self._telling: Iterator[Record] | None = None
+
+    @property
+    def holder(self) -> Holder:
+        """Return whose records these are."""
+        return self.engine.holder
+
+    @property
+    def entry_key(self) -> str:
+        """Return the key of its entry in `kv.replicas`: the replica's name."""
+        return self.engine.holder.name
+
+    @property
+    def profile(self) -> Profile:
+        """Return what is known of the replica beside its blocks."""
+        return self.engine.mirror.profile
+
+    @property
+    def life(self) -> int:
+        """Return the life that this rank speaks in."""
+        return self.engine.voice.life
 
     @abstractmethod
     def _state(self, now_s: float) -> tuple[HolderState, str]:
