@@ -5,6 +5,7 @@ retrieval unit that covers it. Pools count for models with one full-attention cl
 a pool are not told apart by its events, and earn nothing.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -37,10 +38,8 @@ class _Source(NamedTuple):
 
     def end_from(self, position: int) -> int:
         """Return where the interval that covers `position` ends, or `position`."""
-        for start, end in zip(self.starts, self.ends, strict=True):
-            if start <= position < end:
-                return end
-        return position
+        number = bisect_right(self.starts, position) - 1
+        return max(position, self.ends[number]) if number >= 0 else position
 
 
 def joined_tokens(

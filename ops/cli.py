@@ -15,8 +15,6 @@ import structlog
 from ops import logs, metrics
 from ops.kafka_client import client_options
 from ops.settings import Settings, listed, load
-from relays.dialects import EngineSettings
-from relays.process import Relay, RelayConfig, is_http, spread_ranks
 from schemas.errors import ConfigError, PipelineError
 from schemas.topics import topic_specs
 
@@ -52,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_relay(commands)
+    _add_pool(commands)
     _add_worker(commands)
     _add_router(commands)
     _add_topics(commands)
@@ -70,7 +69,7 @@ def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     relay = commands.add_parser("relay", help="mirror one engine's cache events into Kafka")
     relay.add_argument("--model", required=True, help="the model's name, revision included where it matters")
     relay.add_argument("--replica", required=True, help="the name that the gateway knows the engine by")
-    relay.add_argument("--engine", default="vllm", help="vllm, sglang or trtllm (default vllm)")
+    relay.add_argument("--engine", default="vllm", help="vllm, sglang, trtllm or dynamo (default vllm)")
     relay.add_argument("--engine-version", required=True, help="for example 0.32.0; the dialect depends on it")
     relay.add_argument(
         "--events",
@@ -92,6 +91,10 @@ def _add_relay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
+    # each command imports what it runs: all of it takes two seconds, and a restarted process is waited for
+    from relays.dialects import EngineSettings
+    from relays.process import Relay, RelayConfig, is_http, spread_ranks
+
     facts = set_values(arguments.set, EngineSettings)
     if not is_http(arguments.events):
         facts = msgspec.structs.replace(facts, transport="zmq")
@@ -105,6 +108,41 @@ def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
         settings=facts,
     )
     relay = Relay(config, settings, client_options(settings.kafka_brokers, settings.security))
+    metrics.serve(settings.metrics_port, settings.metrics_host)
+
+    async def run(stop: asyncio.Event) -> int:
+        return await _until(stop, relay.run())
+
+    return _run(run)
+
+
+def _add_pool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    pool = commands.add_parser("pool", help="mirror a cache that several replicas read into Kafka")
+    pool.add_argument("--kind", required=True, help="lmcache (its multiprocess server), llmd or mooncake")
+    pool.add_argument("--name", required=True, help="the name by which relays' `pools` setting says who reads it")
+    pool.add_argument("--model", required=True, action="append", help="a model whose blocks it holds; may be repeated")
+    pool.add_argument(
+        "--events",
+        required=True,
+        action="append",
+        help="a publisher's address, for example tcp://127.0.0.1:5560 or grpc://127.0.0.1:50051; may be repeated",
+    )
+    pool.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="relays/README.md lists them")
+    pool.set_defaults(run=_pool, tool=False)
+
+
+def _pool(arguments: argparse.Namespace, settings: Settings) -> int:
+    from relays.dialects import PoolSettings
+    from relays.pool_process import PoolConfig, PoolRelay
+
+    config = PoolConfig(
+        kind=arguments.kind,
+        name=arguments.name,
+        models=tuple(arguments.model),
+        endpoints=tuple(arguments.events),
+        settings=set_values(arguments.set, PoolSettings),
+    )
+    relay = PoolRelay(config, settings, client_options(settings.kafka_brokers, settings.security))
     metrics.serve(settings.metrics_port, settings.metrics_host)
 
     async def run(stop: asyncio.Event) -> int:
@@ -194,6 +232,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _check(arguments: argparse.Namespace, settings: Settings) -> int:
     from ops.check.command import check_engine, check_recording
     from ops.check.live import Target
+    from relays.dialects import EngineSettings
 
     if arguments.recording is not None:
         return asyncio.run(check_recording(arguments.recording, arguments.engine_version, as_json=arguments.json))
@@ -251,16 +290,19 @@ def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    engine = commands.add_parser("engine", help="run a simulated vLLM engine: HTTP, cache events, replay")
+    engine = commands.add_parser("engine", help="run a simulated engine: HTTP, cache events, replay")
+    engine.add_argument("--kind", choices=("vllm", "sglang"), default="vllm", help="which engine (default vllm)")
     engine.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="ops/simulator/README.md")
     engine.set_defaults(run=_engine, tool=False)
 
 
 def _engine(arguments: argparse.Namespace, settings: Settings) -> int:
     from ops.simulator.server import run_engine
-    from ops.simulator.settings import SimulatorSettings
+    from ops.simulator.settings import ServerSettings, SimulatorSettings
+    from ops.simulator.sglang.settings import SglangSettings
 
-    simulated = set_values(arguments.set, SimulatorSettings)
+    kinds: dict[str, type[ServerSettings]] = {"vllm": SimulatorSettings, "sglang": SglangSettings}
+    simulated = set_values(arguments.set, kinds[arguments.kind])
 
     async def run(stop: asyncio.Event) -> int:
         return await _until(stop, run_engine(simulated))

@@ -28,6 +28,9 @@ def decoder_of(profile: Profile) -> Decode:
                 lmcache_chunk=profile.tier("host").chunk * profile.unit,
             )
             return lambda sequence, payload: vllm.decode_payload(sequence, payload, of_vllm)
+        case "dynamo":
+            of_dynamo = vllm.Source(multiple_groups=False, consolidated=True)
+            return lambda sequence, payload: vllm.decode_payload(sequence, payload, of_dynamo)
         case "sglang":
             of_sglang = sglang.Source(gpu_tier="host" if "tier_uncertain" in profile.marks else "gpu")
             return lambda sequence, payload: sglang.decode_payload(sequence, payload, of_sglang)

@@ -114,7 +114,9 @@ def profile_for(engine: str, model: str, name: str, version: str, settings: Engi
             return sglang_profile(model, name, version, settings)
         case "trtllm":
             return trtllm_profile(model, name, version, settings)
-    raise ConfigError(f"engine: {engine!r} is not known; known: sglang, trtllm, vllm")
+        case "dynamo":
+            return dynamo_profile(model, name, version, settings)
+    raise ConfigError(f"engine: {engine!r} is not known; known: dynamo, sglang, trtllm, vllm")
 
 
 def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
@@ -148,6 +150,7 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
         groups=groups,
         tiers=(TierProfile("gpu"), _vllm_host(number, settings), TierProfile("disk", removals=False)),
         lmcache=settings.lmcache,
+        lookup_from_start=settings.lmcache == "in_process",
         max_age_s=settings.max_age_s,
         tier_walk="device_then_lower",
         re_announces_hits=settings.report_mode_full,
@@ -231,6 +234,37 @@ def trtllm_profile(model: str, name: str, version: str, settings: EngineSettings
         window_sizes=windows,
         upper_bound=len(windows) > 1,
         upper_bound_policy=settings.upper_bound_policy,
+    )
+
+
+def dynamo_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
+    """Return the profile of a replica that is heard through Dynamo's KVBM consolidator.
+
+    It merges an engine's events with those of its own host and disk tiers: a block is announced by the first tier that
+    has it, and removed when the last one lets it go, so in which tier it is now is not known. All ranks are told as
+    rank 0, nothing can be asked again, and names are the consolidator's own.
+
+    Source: engines/other-engines.md, section 5.3.
+    """
+    unit = settings.block_size
+    return Profile(
+        model=model,
+        name=name,
+        engine="dynamo",
+        version=version,
+        dialect="dynamo",
+        unit=unit,
+        alignment=unit,
+        groups=(Group(0, "full", unit),) if unit else (),
+        tiers=(TierProfile("gpu"), TierProfile("host"), TierProfile("disk")),
+        tier_walk="mixed",
+        removal="one_for_all_tiers",
+        replay="none",
+        hidden_namespaces=("salt", "adapter"),
+        marks=("tier_uncertain",),
+        rank_selectable=False,
+        pools=settings.pools,
+        max_age_s=settings.max_age_s,
     )
 
 

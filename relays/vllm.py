@@ -35,6 +35,15 @@ TIER_SPELLINGS: dict[str | None, Tier] = {
 }
 """Spellings of the tier in vLLM's events (engines/vllm-events.md 1.3); any other is `other`."""
 
+DYNAMO_SPELLINGS: dict[str | None, Tier] = {
+    None: "gpu",
+    "": "gpu",
+    "GPU": "gpu",
+    "CPU_TIER1": "host",
+    "CPU_TIER2": "disk",
+}
+"""Spellings of Dynamo's KVBM consolidator, whose events are vLLM's maps (engines/other-engines.md 5.3)."""
+
 MAX_KEYS = 1024  # extra keys of one block
 MAX_TOKENS = 1 << 31  # of a prompt
 _MAX_TOKEN = (1 << 32) - 1
@@ -51,6 +60,11 @@ class Source(msgspec.Struct, frozen=True):
     multiple_groups: bool = True  # False: one group whatever an event says (up to 0.19)
     lmcache: Literal["none", "in_process", "mp"] = "none"  # whose events are mixed into this stream
     lmcache_chunk: int = 256  # tokens
+    consolidated: bool = False  # Dynamo's consolidator speaks for the engine
+
+    def tier(self, medium: str | None) -> Tier:
+        """Return the tier that a medium is spelled as."""
+        return (DYNAMO_SPELLINGS if self.consolidated else TIER_SPELLINGS).get(medium, "other")
 
 
 def decode(frames: Sequence[bytes], source: Source) -> Decoded:
@@ -78,14 +92,14 @@ def decode_payload(sequence: int, payload: bytes, source: Source) -> Decoded:
 def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
     if isinstance(event, AllBlocksCleared):
         return Cleared()
-    if source.lmcache != "none" and TIER_SPELLINGS.get(event.medium, "other") != "gpu":
+    if source.lmcache != "none" and source.tier(event.medium) != "gpu":
         return _of_lmcache(event, source)
     if event.locality == "REMOTE":
         raise Refused(RejectReason.LOCALITY, "a block of another node")
     if isinstance(event, BlockRemoved):
         return Removed(
             hashes=read_hashes(event.block_hashes, source.hash_bits),
-            tier=TIER_SPELLINGS.get(event.medium, "other"),
+            tier=source.tier(event.medium),
             group=_group(event.group_idx, source),
         )
     return _stored(event, source)
@@ -94,7 +108,7 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
 def _stored(event: BlockStored, source: Source) -> Stored:
     hashes = read_hashes(event.block_hashes, source.hash_bits)
     group = _group(event.group_idx, source)
-    tier = TIER_SPELLINGS.get(event.medium, "other")
+    tier = source.tier(event.medium)
     if not event.token_ids:
         return Stored(hashes=hashes, tier=tier, group=group)
     check_tokens(event.token_ids, event.block_size, len(hashes), _MAX_TOKEN, masked=True)

@@ -128,7 +128,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     window_sizes: tuple[int, ...] = ()  # tokens, largest first, where each announces its own copy; only it is credited
     ranks: tuple[Rank, ...] = ()
     pools: tuple[PoolUse, ...] = ()  # that this replica reads
-    lookup_from_start: bool = False  # a pool: looked up from the prompt's start, whatever a device has of it
+    lookup_from_start: bool = False  # LMCache, as a pool or inside vLLM: whatever the device has of a prompt
     max_age_s: float | None = None  # of copies that nothing may ever remove; twice as fast while a gap is open
 
     def ages(self, name: Tier) -> bool:
@@ -175,7 +175,7 @@ def class_bits(pairs: tuple[Pair, ...]) -> dict[GroupClass, dict[Tier, int]]:
 
 
 class ReplicaEntry(msgspec.Struct, frozen=True):
-    """The value of `kv.replicas`, keyed by the replica's or pool's name: its newest profile and life."""
+    """The value of `kv.replicas`, by the name of the replica, or pool@model: its newest profile and life."""
 
     life: int  # the highest of its holders
     profile: Profile
