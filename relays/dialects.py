@@ -42,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_age_s: float = 3600.0  # of copies that nothing ever removes
     pools: tuple[PoolUse, ...] = ()  # that this replica reads
     adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
+    placeholders: tuple[int, ...] = ()  # tokens that stand for media: vLLM up to 0.17 does not name the picture
     transport: Literal["http", "zmq"] = "http"  # TensorRT-LLM: drained over HTTP, or published by its V2 manager
     windows: tuple[int, ...] = ()  # TensorRT-LLM: attention windows in tokens; learnt from its events
     cascade: bool = True  # TensorRT-LLM over HTTP: a removal names the topmost block only; True errs to the cold side
@@ -158,6 +159,7 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
         clear_scope="device_then_host" if settings.connector == "simple_cpu" else "device",
         hash=_vllm_hash(number, settings),
         adapters=settings.adapters,
+        placeholders=settings.placeholders,
         hidden_namespaces=_vllm_hidden(number),
         rank_selectable=settings.rank_selectable,
         pools=settings.pools,

@@ -23,6 +23,7 @@ class EngineRank:
         self.counts: Counter[str] = Counter()  # refused messages and events, by reason
         self.received: dict[str, int] = {}  # source -> last engine sequence
         self.time_s = 0.0
+        self._profile = profile
         self._secret = secret
         self._limits = limits
         self.decode = decoder_of(profile)
@@ -31,8 +32,8 @@ class EngineRank:
         self.voice = Voice(holder, life)
 
     def begin_life(self, life: int) -> None:
-        """Forget everything; what comes next is said in this life. What was learnt of the engine stays."""
-        self.mirror = self._new_mirror(self.mirror.profile)
+        """Forget everything, what was learnt of the engine too; what comes next is said in this life."""
+        self.mirror = self._new_mirror(self._profile)
         self.voice = Voice(self.holder, life)
         self.received = {}
 

@@ -97,6 +97,7 @@ class Mirror:
         self._hash_check = hash_check
         self._roots: dict[tuple[str | None, str | None], int] = {}
         self._group_position: dict[int, int] = {group.index: n for n, group in enumerate(profile.groups)}
+        self._learns_unit = not profile.unit
         self._cleared = False  # everything was lost since the last drain
         self._now_s = 0.0
         self._clears = 0  # device clears so far; the age of a lower tier's copies
@@ -112,7 +113,7 @@ class Mirror:
         """
         batch = list(events)
         self._now_s = now_s
-        if not self.profile.unit:
+        if self._learns_unit:
             self._learn_unit(batch)
         clears = 0
         for event in batch:
@@ -416,7 +417,24 @@ class Mirror:
                 self._wait(event.parent, event)
                 return
             parent = known.node
-        self._link(event, parent)
+        named = self._without_nameless_media(event)
+        if named.hashes:
+            self._link(named, parent)
+
+    def _without_nameless_media(self, event: Stored) -> Stored:
+        """Return the blocks before the first one with a placeholder whose picture the event does not name."""
+        placeholders, size = self.profile.placeholders, event.block_size
+        for number in range(len(event.hashes) if placeholders else 0):
+            block = event.tokens[number * size : (number + 1) * size + event.pairs]
+            if any(token in placeholders for token in block) and not (event.media and event.media[number]):
+                self._give_up(msgspec.structs.replace(event, hashes=event.hashes[number:]), "media_hidden")
+                return msgspec.structs.replace(
+                    event,
+                    hashes=event.hashes[:number],
+                    tokens=event.tokens[: number * size + event.pairs],
+                    media=event.media[:number],
+                )
+        return event
 
     def _is_placed(self, name: EngineHash) -> bool:
         entry = self._entries.get(name)
@@ -628,11 +646,15 @@ class Mirror:
     # ---- learning what the profile leaves open
 
     def _learn_unit(self, batch: Sequence[EngineEvent]) -> None:
-        unit = 0
+        """Take the unit from block sizes; where a smaller one appears, what was hashed in larger ones is void."""
+        unit = self.profile.unit
         for event in batch:
             if isinstance(event, Stored) and event.tokens:
                 unit = gcd(unit, event.block_size)
-        if unit:
+        if unit != self.profile.unit:
+            if self.profile.unit:
+                self.counts["unit_relearnt"] += 1
+                self._reset(told=True)
             self._change_profile(unit=unit)
 
     def _learn_group(self, event: Stored) -> int | None:

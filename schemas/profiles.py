@@ -119,6 +119,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     replay: Literal["ring", "none"] = "ring"
     hash: HashScheme = HashScheme()
     adapters: dict[str, str] = {}  # id of an adapter -> its name
+    placeholders: tuple[int, ...] = ()  # tokens that stand for media, where events may not name these
     lmcache: Literal["none", "in_process", "mp"] = "none"  # whose events are mixed into a vLLM's stream
     hidden_namespaces: tuple[Literal["salt", "adapter", "adapter_path", "extra_key"], ...] = ()
     marks: tuple[str, ...] = ()  # said in the reasons of every answer that credits this holder

@@ -40,7 +40,6 @@ class Dialect(msgspec.Struct, frozen=True):
 
     adapters: dict[str, str] = {}  # id -> name
     pairs: bool = False  # drafts with EAGLE: one token more than its blocks hold
-    placeholders: frozenset[int] = frozenset()  # tokens that stand for a picture
     parent_zero: str = "root"  # root, unknown, or hash
 
     def decode(self, sequence: int, data: bytes) -> Decoded:
@@ -67,7 +66,7 @@ class Dialect(msgspec.Struct, frozen=True):
     def _events(self, event: Json) -> Iterator[EngineEvent]:
         match event.get("op"):
             case "store":
-                yield from self._stored(event)
+                yield self._stored(event)
             case "remove":
                 hashes = _hashes(event)
                 yield Removed(
@@ -79,18 +78,17 @@ class Dialect(msgspec.Struct, frozen=True):
             case unknown:
                 raise Refused(RejectReason.UNKNOWN_EVENT, f"op: {unknown!r}")
 
-    def _stored(self, event: Json) -> Iterator[Stored]:
+    def _stored(self, event: Json) -> Stored:
         hashes = _hashes(event)
         if event.get("tok") is None:
-            yield Stored(hashes=hashes, tier=_tier(event), group=_group(event))
-            return
+            return Stored(hashes=hashes, tier=_tier(event), group=_group(event))
         size = event.get("bs", DEFAULT_BLOCK_SIZE)
         tokens, pairs = self._tokens(parse_tokens(event["tok"]), len(hashes) * size)
         check_tokens(tokens[:-1] if pairs else tokens, size, len(hashes), _MAX_TOKEN, masked=True)
         adapter, known = self._adapter(event)
         parent, parent_known = self._parent(event)
         media = _media(event, len(hashes))
-        stored = Stored(
+        return Stored(
             hashes=hashes,
             parent=parent,
             parent_known=parent_known,
@@ -104,7 +102,6 @@ class Dialect(msgspec.Struct, frozen=True):
             media=media if any(media) else (),
             pairs=pairs,
         )
-        yield from self._named(stored, media)
 
     def _tokens(self, items: list[TokenItem], whole: int) -> tuple[list[int], bool]:
         tokens, pairs = unfold_pairs(items, DEFAULT_BLOCK_SIZE)
@@ -126,32 +123,6 @@ class Dialect(msgspec.Struct, frozen=True):
         if parent == 0 and self.parent_zero == "unknown":
             return None, False
         return _hash(parent), True
-
-    def _named(self, stored: Stored, media: tuple[tuple[MediaKey, ...], ...]) -> Iterator[Stored]:
-        """Yield the store; blocks from a picture without an id on belong to no prompt that can be named."""
-        size = stored.block_size
-        cut = len(stored.hashes)
-        if self.placeholders and not stored.masked:
-            blocks = (stored.tokens[number * size : (number + 1) * size] for number in range(cut))
-            cut = next(
-                (n for n, block in enumerate(blocks) if not media[n] and not self.placeholders.isdisjoint(block)), cut
-            )
-        if cut == len(stored.hashes):
-            yield stored
-            return
-        end = cut * size + (1 if stored.pairs else 0)
-        if cut:
-            yield msgspec.structs.replace(
-                stored, hashes=stored.hashes[:cut], tokens=stored.tokens[:end], media=stored.media[:cut]
-            )
-        yield msgspec.structs.replace(
-            stored,
-            hashes=stored.hashes[cut:],
-            tokens=stored.tokens[cut * size :],
-            media=stored.media[cut:],
-            parent=stored.hashes[cut - 1] if cut else stored.parent,
-            namespace_known=False,
-        )
 
 
 def tier_named(name: str | None) -> Tier:

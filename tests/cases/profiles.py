@@ -89,7 +89,6 @@ def _publisher(sender: str, facts: Json, messages: Sequence[Message], unread: li
     dialect = Dialect(
         adapters={str(key): name for key, name in (facts.get("adapters") or {}).items() if isinstance(name, str)},
         pairs=bool(facts.get("eagle")),
-        placeholders=frozenset(facts.get("placeholders") or ()),
         parent_zero=facts.get("parent_zero") or "root",
     )
     plain = Profile(
@@ -101,6 +100,7 @@ def _publisher(sender: str, facts: Json, messages: Sequence[Message], unread: li
         unit=0,
         alignment=0,
         adapters=dialect.adapters,
+        placeholders=tuple(facts.get("placeholders") or ()),
         drafting="pairs" if dialect.pairs else "none",
     )
     drained = [message.body.data for message in messages if message.body.engine == DRAINED]

@@ -67,9 +67,9 @@ def test_what_a_relay_says_can_be_read(sequence: int) -> None:
         assert decode_record(encode_record(record)) == record
 
 
-def test_a_new_life_starts_empty_with_what_was_learnt() -> None:
-    """After a restart nothing is resident, the voice has the new life, and the profile keeps its groups."""
-    engine = rank()
+def test_a_new_life_starts_empty_as_it_was_configured() -> None:
+    """After a restart nothing is resident or learnt, so an engine that came back with other blocks is understood."""
+    engine = rank("0.32.0")
     engine.take(0, pack(batch(map_stored(kv_cache_spec_kind="full_attention"))))
     list(engine.speak())
     engine.begin_life(2)
@@ -78,7 +78,21 @@ def test_a_new_life_starts_empty_with_what_was_learnt() -> None:
     (record,) = engine.speak()
     assert (record.life, record.sequence) == (2, 1)
     assert isinstance(record.events[0], ProfileChanged)
-    assert record.events[0].profile.groups == (Group(0, "full", 4),)
+    assert record.events[0].profile.groups == ()
+    eight = map_stored(token_ids=list(range(8)), block_size=8)
+    engine.take(0, pack(batch(eight)))
+    assert len(resident(engine.mirror)) == 1
+    assert engine.mirror.profile.unit == 8
+
+
+def test_a_smaller_block_makes_the_unit_smaller() -> None:
+    """Where nobody gave the unit, what was hashed in blocks of eight is void once blocks of four appear."""
+    engine = rank("0.32.0")
+    engine.take(0, pack(batch(map_stored(token_ids=list(range(8)), block_size=8))))
+    engine.take(1, pack(batch(map_stored(block_hashes=[12]))))
+    assert engine.mirror.profile.unit == 4
+    assert len(resident(engine.mirror)) == 1
+    assert engine.mirror.counts["unit_relearnt"] == 1
 
 
 def test_everything_can_be_said_again_in_a_higher_life() -> None:
