@@ -74,7 +74,13 @@ def fold(records: Iterable[Record]) -> list[HolderWrite]:
 
 
 def _follows(write: HolderWrite, record: Record) -> bool:
-    return record.life == write.life and record.sequence in (write.last_sequence, write.last_sequence + 1)
+    # a heartbeat takes no sequence; one that names a record nobody delivered must not stand for it
+    step = 0 if _only_beats(record) else 1
+    return record.life == write.life and write.last_sequence <= record.sequence <= write.last_sequence + step
+
+
+def _only_beats(record: Record) -> bool:
+    return bool(record.events) and all(isinstance(event, Heartbeat) for event in record.events)
 
 
 def _begin(record: Record, before: HolderWrite | None, cleared: bool) -> HolderWrite:
@@ -83,9 +89,7 @@ def _begin(record: Record, before: HolderWrite | None, cleared: bool) -> HolderW
         epoch = record.sequence
     elif before is not None and before.life == record.life:
         epoch = before.epoch
-    # a heartbeat takes no sequence: alone it covers none
-    only_beat = bool(record.events) and all(isinstance(event, Heartbeat) for event in record.events)
-    first = record.sequence + 1 if only_beat else record.sequence
+    first = record.sequence + 1 if _only_beats(record) else record.sequence  # alone it covers none
     return HolderWrite(record.holder, record.life, epoch, first, record.sequence, {}, record.engine_time_s, [])
 
 

@@ -4,8 +4,8 @@
 -- and the others are derived from it, so a shard lives on one node of a cluster.
 --
 -- Segment, key "…s" + 8-byte hash of its first block:
---   u8 blocks | hash of its last block | hash of the band's first block | u16 branches | u16 plain holders
---   | u16 bytes of other holders | both
+--   u8 blocks | hash of its last block | hash of the band's first block | u32 branches | u16 plain holders
+--   | u32 bytes of other holders | both
 --   plain holder: u16 slot | u8 length | u16 residency              has [0, length)
 --   other holder: u16 slot | u8 runs | runs x (u8 start | u8 length | u16 residency)
 -- and its hashes, key "…h" + 8-byte hash of its first block: blocks x 8 bytes.
@@ -18,7 +18,7 @@
 -- hashes have a key of their own and are read only where chains part.
 
 local BAND = 128
-local HEADER = 23
+local HEADER = 27
 local MANY = 8 -- segments of one MGET
 local NOTHING_NEEDED = 4294967295
 local MAX_SLOT = 16383
@@ -40,8 +40,8 @@ local function stale()
 end
 
 -- how many of the first `high` hashes of a segment equal those of a chain from byte `at` on; the first one does
-local function equal_blocks(hashes, chain, at, high)
-  local low = 1
+local function equal_blocks(base, name, chain, at, high)
+  local hashes, low = call('GET', base .. 'h' .. name) or '', 1
   while low < high do
     local middle = (low + high + 1 - (low + high + 1) % 2) / 2
     if sub(hashes, middle * 8 - 7, middle * 8) == sub(chain, at + middle * 8 - 7, at + middle * 8) then
@@ -55,19 +55,33 @@ end
 
 ---------------------------------------------------------------- reading
 
--- A reply's piece: where on the chain the segment begins, how much of it matches, and its holders as they stand.
--- Where the reader has to compare, `hashes` go with it.
-local function piece(position, blocks, segment, hashes)
-  if not hashes then return pack('<IBB', position, blocks, 0) .. sub(segment, 20) end
-  return pack('<IBB', position, 0, blocks) .. sub(segment, 20) .. hashes
+-- A reply's piece: where on the chain a segment begins, how much of it matches, and its holders as they stand (what
+-- follows byte 21 of its value). Where the reader has to compare, hashes go with it.
+local function piece(position, blocks, holders)
+  return pack('<IIB', position, blocks, 0) .. holders
 end
 
--- Walk a stretch of the chain from segment to segment and append their pieces to `out`.
--- Returns false where more than `gap` blocks in a row are in no segment: the walk is over.
+local function unequal_piece(position, hashes, holders)
+  return pack('<IIB', position, 0, #hashes / 8) .. holders .. hashes
+end
+
+-- whether every holder has the whole band
+local function all_whole(holders)
+  local _, other = unpack('<HI', holders)
+  if other > 0 then return false end
+  for o = 9, #holders, 5 do
+    if byte(holders, o) ~= BAND then return false end
+  end
+  return true
+end
+
+-- Walk a stretch of the chain, which begins with a band, from segment to segment and append their pieces to `out`.
+-- Returns false where more than `gap` blocks in a row of one band are in no segment: the walk is over.
 local function walk(base, chain, position, gap, out)
   local total = #chain / 8
   local pos, missing = 0, 0
   while pos < total do
+    if pos % BAND == 0 then missing = 0 end
     local name = sub(chain, pos * 8 + 1, pos * 8 + 8)
     local segment = call('GET', base .. 's' .. name)
     if segment then
@@ -75,9 +89,9 @@ local function walk(base, chain, position, gap, out)
       -- the last block's chained hash vouches for all before it
       if pos + blocks > total or sub(segment, 2, 9) ~= sub(chain, (pos + blocks) * 8 - 7, (pos + blocks) * 8) then
         if pos + blocks > total then blocks = total - pos end
-        blocks = equal_blocks(call('GET', base .. 'h' .. name), chain, pos * 8, blocks)
+        blocks = equal_blocks(base, name, chain, pos * 8, blocks)
       end
-      out[#out + 1] = piece(position + pos, blocks, segment)
+      out[#out + 1] = piece(position + pos, blocks, sub(segment, 22))
       pos, missing = pos + blocks, 0
     else
       pos, missing = pos + 1, missing + 1
@@ -87,10 +101,12 @@ local function walk(base, chain, position, gap, out)
   return true
 end
 
--- Walk whole bands of which only the first hashes (and behind them the last ones) are given.
+-- Walk whole bands of which only the first hashes (and behind them the last ones) are given. Bands that the same
+-- holders have as a whole become one piece.
 -- Returns whether the walk goes on, and the position of a band whose hashes are needed for that.
-local function walk_bands(base, ends, position, out)
+local function walk_bands(base, ends, position, gap, out)
   local bands = #ends / 16
+  local begin, whole -- of the piece that is open: where it begins, and its holders if they have all of it
   for from = 0, bands - 1, MANY do
     local names = {}
     for band = from, from + MANY - 1 do
@@ -99,28 +115,36 @@ local function walk_bands(base, ends, position, out)
     local segments = call('MGET', unpack_list(names))
     for n = 1, #names do
       local segment, start = segments[n], position + (from + n - 1) * BAND
-      if not segment then return false end
-      local last = (bands + from + n) * 8
-      if byte(segment) ~= BAND or sub(segment, 2, 9) ~= sub(ends, last - 7, last) then
-        local a, b = byte(segment, 18, 19)
-        if a + b > 0 then return false, start end
+      if not segment then return false end -- nor is any other of the band
+      local last, holders = (bands + from + n) * 8, sub(segment, 22)
+      if byte(segment) == BAND and sub(segment, 2, 9) == sub(ends, last - 7, last) then
+        if holders == whole then
+          out[#out] = piece(begin, start + BAND - begin, holders)
+        else
+          out[#out + 1] = piece(start, BAND, holders)
+          begin, whole = start, all_whole(holders) and holders
+        end
+      else
+        local a, b, c, d = byte(segment, 18, 21)
+        if a + b + c + d > 0 then return false, start end
         local first = (from + n) * 8
         local hashes = call('GET', base .. 'h' .. sub(ends, first - 7, first))
-        out[#out + 1] = piece(start, byte(segment), segment, hashes)
-        return false
+        if hashes then out[#out + 1] = unequal_piece(start, hashes, holders) end
+        whole = nil
+        if gap == 0 then return false end
       end
-      out[#out + 1] = piece(start, BAND, segment)
     end
   end
   return true
 end
 
--- args: how many blocks in a row that no segment has do not end the walk; which of the stretches is given by the ends
--- of its bands only (0: none); then the stretches of the chain, one behind the other: packed hashes, or the first
--- hashes of its bands and then their last ones.
+-- args: how many blocks of a band in a row that no segment has do not end the walk; which of the stretches is given by
+-- the ends of its bands only (0: none); then the stretches of the chain, one behind the other: packed hashes, or the
+-- first hashes of its bands and then their last ones (for a gap shorter than a band).
 -- Returns u32 table version | u32 position of the band whose hashes are needed to go on, 2^32 - 1 where none is |
--- for each segment on the way: u32 position | u8 blocks that match | u8 hashes | u16 plain holders
--- | u16 bytes of other holders | both | hashes, which the reader compares where the blocks are 0; there the walk ends.
+-- for each segment on the way: u32 position | u32 blocks that match | u8 hashes | u16 plain holders
+-- | u32 bytes of other holders | both | hashes, which the reader compares where the blocks are 0. Of more blocks than a
+-- band has, all holders named have all.
 -- Positions are counted from the first stretch's first block. Slots are told as they stand, dead ones too: the reader
 -- knows from the table of that version which ones count.
 local function find_segments(keys, args)
@@ -132,82 +156,84 @@ local function find_segments(keys, args)
   for n = 1, #args - 2 do
     local stretch, more = args[n + 2], nil
     if n == by_ends then
-      more, needed = walk_bands(base, stretch, position, out)
+      more, needed = walk_bands(base, stretch, position, gap, out)
       position = position + #stretch / 16 * BAND
     else
       more = walk(base, stretch, position, gap, out)
       position = position + #stretch / 8
     end
-    if gap == 0 and not more then break end
+    if not more then break end
   end
   out[1] = pack('<II', tonumber(known[2] or '0'), needed or NOTHING_NEEDED)
   return concat(out)
 end
 
----------------------------------------------------------------- one segment in hand, written back when left
+---------------------------------------------------------------- segments in hand, written back together
 
-local function load_segment(base, first)
-  local v = call('GET', base .. 's' .. first)
-  if not v then return nil end
-  local b1, b2, r1, r2 = byte(v, 18, 21)
-  local plain_end = HEADER + (r1 + r2 * 256) * 5
-  return {
-    first = first,
-    blocks = byte(v),
-    last = sub(v, 2, 9),
-    trunk = sub(v, 10, 17),
-    branches = b1 + b2 * 256,
-    plain = sub(v, HEADER + 1, plain_end),
-    other = sub(v, plain_end + 1),
-    dirty = false,
-    lost = false, -- somebody lost blocks at its end
+-- what a call has read and changed: segments by their first hash (false: there is none), and the changed ones
+local function new_hand(base)
+  return {base = base, segments = {}, changed = {}}
+end
+
+local function segment_of(hand, first)
+  local segment = hand.segments[first]
+  if segment ~= nil then return segment end
+  local v = call('GET', hand.base .. 's' .. first)
+  if v then
+    local blocks, last, trunk, branches, plain = unpack('<Bc8c8IH', v)
+    local plain_end = HEADER + plain * 5
+    segment = {
+      first = first,
+      blocks = blocks,
+      last = last,
+      trunk = trunk,
+      branches = branches,
+      plain = sub(v, HEADER + 1, plain_end),
+      other = sub(v, plain_end + 1),
+      changed = false,
+      lost = false, -- somebody lost blocks at its end
+    }
+  else
+    segment = false
+  end
+  hand.segments[first] = segment
+  return segment
+end
+
+local function set_changed(hand, segment)
+  if segment.changed then return end
+  segment.changed = true
+  hand.changed[#hand.changed + 1] = segment
+end
+
+-- a segment without blocks, counted as a branch of its band's first one unless it is that
+local function begin_segment(hand, first, trunk)
+  local segment = {
+    first = first, blocks = 0, last = '', trunk = trunk, branches = 0, plain = '', other = '',
+    changed = false, lost = false,
   }
+  hand.segments[first] = segment
+  if first ~= trunk then
+    local top = segment_of(hand, trunk)
+    top.branches = top.branches + 1
+    set_changed(hand, top)
+  end
+  return segment
 end
 
-local function put_segment(base, segment)
-  call(
-    'SET',
-    base .. 's' .. segment.first,
-    char(segment.blocks) .. segment.last .. segment.trunk .. u16(segment.branches)
-      .. u16(#segment.plain / 5) .. u16(#segment.other) .. segment.plain .. segment.other
-  )
-end
-
-local function delete_segment(base, first)
-  call('DEL', base .. 's' .. first, base .. 'h' .. first)
-end
-
--- APPEND leaves room for as much again; a segment that cannot grow any more is written anew, without
-local function append_hashes(key, fresh, blocks, hashes)
-  if fresh then
+-- more hashes for a segment. APPEND leaves room for as much again, so one that cannot grow any more is written anew
+local function add_hashes(hand, segment, hashes)
+  local key = hand.base .. 'h' .. segment.first
+  local blocks = segment.blocks + #hashes / 8
+  if segment.blocks == 0 then
     call('SET', key, hashes)
   elseif blocks < BAND then
     call('APPEND', key, hashes)
   else
-    call('SET', key, call('GET', key) .. hashes)
+    call('SET', key, (call('GET', key) or '') .. hashes)
   end
-end
-
-local function new_segment(first, trunk)
-  return {
-    first = first, blocks = 0, last = '', trunk = trunk, branches = 0, plain = '', other = '', dirty = false, lost = false,
-  }
-end
-
--- the band's first segment, which is not in hand, has one branch more or less
-local function count_branch(base, trunk, change)
-  local segment = load_segment(base, trunk)
-  if not segment then -- it went when it was left, just now
-    segment = new_segment(trunk, trunk)
-    segment.blocks, segment.last = 1, trunk
-    call('SET', base .. 'h' .. trunk, trunk)
-  end
-  segment.branches = segment.branches + change
-  if segment.branches == 0 and #segment.plain + #segment.other == 0 then
-    delete_segment(base, trunk)
-  else
-    put_segment(base, segment)
-  end
+  segment.blocks, segment.last = blocks, sub(hashes, -8)
+  set_changed(hand, segment)
 end
 
 -- how many of the segment's blocks anybody has
@@ -228,24 +254,44 @@ local function held(segment)
   return keep
 end
 
-local function save_segment(base, segment)
-  if not segment or not segment.dirty then return end
-  if segment.lost then
-    local keep = held(segment)
-    if keep == 0 and segment.branches == 0 then
-      delete_segment(base, segment.first)
-      if segment.first ~= segment.trunk then count_branch(base, segment.trunk, -1) end
-      return
-    end
-    if keep == 0 then keep = 1 end -- for its branches
+-- Write a changed segment, without the blocks at its end that nobody has any more. Returns whether it is gone.
+local function put_segment(hand, segment)
+  local base, first = hand.base, segment.first
+  local nobody = #segment.plain + #segment.other == 0
+  if nobody and segment.branches == 0 then
+    call('DEL', base .. 's' .. first, base .. 'h' .. first)
+    return true
+  end
+  if segment.lost or nobody then
+    local keep = nobody and 1 or held(segment) -- one block for its branches
     if keep < segment.blocks then
-      local hashes = call('GETRANGE', base .. 'h' .. segment.first, 0, keep * 8 - 1)
-      call('SET', base .. 'h' .. segment.first, hashes)
+      local hashes = call('GETRANGE', base .. 'h' .. first, 0, keep * 8 - 1)
+      call('SET', base .. 'h' .. first, hashes)
       segment.blocks, segment.last = keep, sub(hashes, -8)
     end
   end
-  put_segment(base, segment)
+  local head = pack(
+    '<Bc8c8IHI', segment.blocks, segment.last, segment.trunk, segment.branches, #segment.plain / 5, #segment.other)
+  call('SET', base .. 's' .. first, head .. segment.plain .. segment.other)
+  return false
 end
+
+local function put_hand(hand)
+  for _, segment in ipairs(hand.changed) do
+    if segment.first ~= segment.trunk and put_segment(hand, segment) then
+      local top = segment_of(hand, segment.trunk)
+      if top and top.branches > 0 then
+        top.branches = top.branches - 1
+        set_changed(hand, top)
+      end
+    end
+  end
+  for _, segment in ipairs(hand.changed) do
+    if segment.first == segment.trunk then put_segment(hand, segment) end
+  end
+end
+
+---------------------------------------------------------------- holders of a segment
 
 local function find_plain(plain, id)
   local from = 1
@@ -266,140 +312,151 @@ local function find_other(other, id)
   end
 end
 
--- the slow way: a holder whose blocks in this segment are not one run from the start
-local function mark_blocks(segment, id, a, b, res)
-  local have = {}
+-- take a holder out of a segment; returns its runs: start, end, residency of each, one behind the other
+local function take_holder(segment, id)
+  local runs = {}
   local at = find_plain(segment.plain, id)
   if at then
     local len, c, d = byte(segment.plain, at + 2, at + 4)
-    for i = 0, len - 1 do have[i] = c + d * 256 end
+    runs = {0, len, c + d * 256}
     segment.plain = sub(segment.plain, 1, at - 1) .. sub(segment.plain, at + 5)
-  else
-    local o, size = find_other(segment.other, id)
-    if o then
-      for k = o + 3, o + size - 4, 4 do
-        local start, len, c, d = byte(segment.other, k, k + 3)
-        for i = start, start + len - 1 do have[i] = c + d * 256 end
-      end
-      segment.other = sub(segment.other, 1, o - 1) .. sub(segment.other, o + size)
+    return runs
+  end
+  local o, size = find_other(segment.other, id)
+  if o then
+    for k = o + 3, o + size - 4, 4 do
+      local start, len, c, d = byte(segment.other, k, k + 3)
+      runs[#runs + 1] = start
+      runs[#runs + 1] = start + len
+      runs[#runs + 1] = c + d * 256
     end
+    segment.other = sub(segment.other, 1, o - 1) .. sub(segment.other, o + size)
   end
-  for i = a, b - 1 do have[i] = res end
-  local runs, i = {}, 0
-  while i < BAND do
-    local value = have[i] or 0
-    local start = i
-    repeat i = i + 1 until i >= BAND or (have[i] or 0) ~= value
-    if value ~= 0 then runs[#runs + 1] = char(start, i - start) .. u16(value) end
-  end
-  if #runs == 0 then return end
-  if #runs == 1 and byte(runs[1], 1) == 0 then
-    segment.plain = segment.plain .. id .. sub(runs[1], 2, 4)
-  else
-    segment.other = segment.other .. id .. char(#runs) .. concat(runs)
+  return runs
+end
+
+local function put_holder(segment, id, runs)
+  if #runs == 3 and runs[1] == 0 then
+    segment.plain = segment.plain .. id .. char(runs[2]) .. u16(runs[3])
+  elseif #runs > 0 then
+    local packed = {id, char(#runs / 3)}
+    for k = 1, #runs, 3 do
+      packed[#packed + 1] = char(runs[k], runs[k + 1] - runs[k]) .. u16(runs[k + 2])
+    end
+    segment.other = segment.other .. concat(packed)
   end
 end
 
+-- the runs with blocks [a, b) at residency res, equal neighbours joined
+local function with_run(runs, a, b, res)
+  local out, n = {}, 0
+  local function add(start, stop, value)
+    if value == 0 or start >= stop then return end
+    if n > 0 and out[n - 1] == start and out[n] == value then
+      out[n - 1] = stop
+    else
+      out[n + 1], out[n + 2], out[n + 3] = start, stop, value
+      n = n + 3
+    end
+  end
+  local added = false
+  for k = 1, #runs, 3 do
+    local start, stop, value = runs[k], runs[k + 1], runs[k + 2]
+    add(start, stop < a and stop or a, value)
+    if stop > a and not added then
+      add(a, b, res)
+      added = true
+    end
+    add(start > b and start or b, stop, value)
+  end
+  if not added then add(a, b, res) end
+  return out
+end
+
 -- holder `id` now has the segment's blocks [a, b) with residency res; 0: not any more
-local function mark(segment, id, a, b, res)
+local function mark(hand, segment, id, a, b, res)
   local plain = segment.plain
   local at = find_plain(plain, id)
   if at then
     local len, c, d = byte(plain, at + 2, at + 4)
-    local had = c + d * 256
-    if res == had and a <= len then
+    if a <= len and res == c + d * 256 then
       if b <= len then return end
       segment.plain = sub(plain, 1, at + 1) .. char(b) .. sub(plain, at + 3)
-    elseif res == 0 and a >= len then
+      set_changed(hand, segment)
       return
-    elseif res == 0 and b >= len then
-      segment.lost = true
-      if a == 0 then
-        segment.plain = sub(plain, 1, at - 1) .. sub(plain, at + 5)
-      else
-        segment.plain = sub(plain, 1, at + 1) .. char(a) .. sub(plain, at + 3)
-      end
-    elseif res ~= 0 and a == 0 and b >= len then
-      segment.plain = sub(plain, 1, at + 1) .. char(b) .. u16(res) .. sub(plain, at + 5)
-    else
-      mark_blocks(segment, id, a, b, res)
     end
-  else
-    local known = #segment.other > 0 and find_other(segment.other, id)
-    if not known then
-      if res == 0 then return end
-      if a == 0 then
-        segment.plain = plain .. id .. char(b) .. u16(res)
-      else
-        mark_blocks(segment, id, a, b, res)
-      end
-    else
-      if res == 0 then segment.lost = true end
-      mark_blocks(segment, id, a, b, res)
-    end
+    if a >= len and res == 0 then return end
+  elseif a == 0 and res ~= 0 and segment.other == '' then
+    segment.plain = plain .. id .. char(b) .. u16(res)
+    set_changed(hand, segment)
+    return
+  elseif res == 0 and (segment.other == '' or not find_other(segment.other, id)) then
+    return
   end
-  segment.dirty = true
+  if res == 0 then segment.lost = true end
+  put_holder(segment, id, with_run(take_holder(segment, id), a, b, res))
+  set_changed(hand, segment)
 end
+
+---------------------------------------------------------------- runs of blocks
 
 -- Position (in blocks) of the first of the chain's blocks [from, to) that names a segment, or nil. `at`: byte of the
 -- blob before the chain.
-local function next_segment(base, blob, at, from, to)
-  if from >= to then return nil end
-  local names = {}
-  for i = from, to - 1 do names[#names + 1] = base .. 's' .. sub(blob, at + i * 8 + 1, at + i * 8 + 8) end
-  if call('EXISTS', unpack_list(names)) == 0 then return nil end
-  for i, name in ipairs(names) do
-    if call('EXISTS', name) == 1 then return from + i - 1 end
+local function next_segment(hand, blob, at, from, to)
+  local names, positions, in_hand = {}, {}, nil
+  for i = from, to - 1 do
+    local name = sub(blob, at + i * 8 + 1, at + i * 8 + 8)
+    local segment = hand.segments[name]
+    if segment then
+      in_hand = i
+      break
+    elseif segment == nil then
+      names[#names + 1] = hand.base .. 's' .. name
+      positions[#positions + 1] = i
+    end
+  end
+  if #names == 0 or call('EXISTS', unpack_list(names)) == 0 then return in_hand end
+  for n, name in ipairs(names) do
+    if call('EXISTS', name) == 1 then return positions[n] end
   end
 end
 
 -- A holder's blocks [first, total) of a chain now have residency res. The chain starts at its band's first block, and
--- at byte `at` + 1 of the blob. `segment` is the one in hand; returns the one in hand afterwards.
-local function write_run(base, segment, id, first, blob, at, total, res)
+-- at byte `at` + 1 of the blob.
+local function write_run(hand, id, first, blob, at, total, res)
   local trunk = sub(blob, at + 1, at + 8)
-  local branched = false
+  local top = segment_of(hand, trunk)
   local pos = 0
   while pos < total do
     local name = sub(blob, at + pos * 8 + 1, at + pos * 8 + 8)
-    if not segment or segment.first ~= name then
-      save_segment(base, segment)
-      segment = load_segment(base, name)
-    end
-    if pos == 0 then branched = segment ~= nil and segment.branches > 0 end
-    local fresh = not segment
-    if fresh and res == 0 then
-      pos = branched and next_segment(base, blob, at, pos + 1, total) or total
+    local segment = segment_of(hand, name)
+    if not segment and res == 0 then
+      pos = top and top.branches > 0 and next_segment(hand, blob, at, pos + 1, total) or total
     else
-      if fresh then
-        segment = new_segment(name, trunk)
-        if pos > 0 then
-          count_branch(base, trunk, 1)
-          branched = true
-        end
+      if not segment then
+        segment = begin_segment(hand, name, trunk)
+        top = top or segment
       end
       local n = segment.blocks
       local same = n
       if n > 0 and (pos + n > total or sub(blob, at + (pos + n) * 8 - 7, at + (pos + n) * 8) ~= segment.last) then
         if pos + n > total then n = total - pos end
-        same = equal_blocks(call('GET', base .. 'h' .. name), blob, at + pos * 8, n)
+        same = equal_blocks(hand.base, name, blob, at + pos * 8, n)
       end
       if same == segment.blocks and pos + same < total and res ~= 0 then
         -- append what is new, up to the next block that already names a segment
-        local stop = total
-        if branched then stop = next_segment(base, blob, at, pos + same + (fresh and 1 or 0), total) or total end
+        local from, stop = pos + (same > 0 and same or 1), total
+        if top.branches > 0 and from < total then stop = next_segment(hand, blob, at, from, total) or total end
         if stop > pos + same then
-          append_hashes(base .. 'h' .. name, fresh, stop - pos, sub(blob, at + (pos + same) * 8 + 1, at + stop * 8))
-          segment.last = sub(blob, at + stop * 8 - 7, at + stop * 8)
+          add_hashes(hand, segment, sub(blob, at + (pos + same) * 8 + 1, at + stop * 8))
           same = stop - pos
-          segment.blocks, segment.dirty = same, true
         end
       end
       local a = first - pos
-      if a < same then mark(segment, id, a > 0 and a or 0, same, res) end
+      if a < same then mark(hand, segment, id, a > 0 and a or 0, same, res) end
       pos = pos + same
     end
   end
-  return segment
 end
 
 ---------------------------------------------------------------- applying a flush
@@ -430,9 +487,10 @@ local function write_fence(base, holder, fence)
 end
 
 -- args: incarnation, cursor field ('' for none), cursor offset, packed writes. Each write:
---   u16 bytes of the holder's name | u64 life | u64 epoch | u16 slot | u64 first sequence | u64 last sequence
---   | u8 sources | u32 runs | u32 bytes of the profile | name | profile
---   | sources x (u8 bytes | source | u64 engine sequence) | runs x (u8 first block | u16 residency | u16 bytes of the chain | chain)
+--   u16 bytes of the holder's name | u64 life | u64 epoch | u8 whether the records say the epoch | u16 slot
+--   | u64 first sequence | u64 last sequence | u8 sources | u32 runs | u32 bytes of the profile | name | profile
+--   | sources x (u8 bytes | source | u64 engine sequence)
+--   | runs x (u8 first block | u16 residency | u16 bytes of the chain | chain)
 -- Returns applied writes, repeats, refused lives, holders found with a gap.
 local function apply(keys, args)
   local base = sub(keys[1], 1, -2)
@@ -440,11 +498,11 @@ local function apply(keys, args)
   local blob, at = args[4], 1
   local applied, repeated, refused, gaps = 0, 0, 0, 0
   local moved = false
-  local segment
+  local hand = new_hand(base)
   while at <= #blob do
-    local name_size, life, epoch, slot, first_seq, last_seq, sources, runs, profile_size
-    name_size, life, epoch, slot, first_seq, last_seq, sources, runs, profile_size, at =
-      unpack('<HI8I8HI8I8BII', blob, at)
+    local name_size, life, epoch, said, slot, first_seq, last_seq, sources, runs, profile_size
+    name_size, life, epoch, said, slot, first_seq, last_seq, sources, runs, profile_size, at =
+      unpack('<HI8I8BHI8I8BII', blob, at)
     local holder = sub(blob, at, at + name_size - 1)
     at = at + name_size
     local profile = sub(blob, at, at + profile_size - 1)
@@ -459,6 +517,8 @@ local function apply(keys, args)
       told[#told + 1] = string.format('%.0f %.0f', life, sequence)
     end
     local fence = read_fence(base, holder)
+    -- another worker may have begun an epoch since this one looked
+    if said == 0 and fence and fence.life == life then epoch = fence.epoch end
     local take = true
     if fence and (life < fence.life or (life == fence.life and epoch < fence.epoch)) then
       take = false
@@ -472,7 +532,10 @@ local function apply(keys, args)
         if fence then
           set_live(base, fence.slot, 0)
           call('SADD', base .. 'd', fence.slot)
-          if life > fence.life then call('HDEL', base .. 'b', holder) end
+          if life > fence.life then
+            call('HDEL', base .. 'b', holder)
+            call('HDEL', base .. 'p', holder)
+          end
         end
         set_live(base, slot, 1)
         moved = true
@@ -491,7 +554,7 @@ local function apply(keys, args)
     for _ = 1, runs do
       local first, res, size
       first, res, size, at = unpack('<BHH', blob, at)
-      if take then segment = write_run(base, segment, id, first, blob, at - 1, size / 8, res) end
+      if take then write_run(hand, id, first, blob, at - 1, size / 8, res) end
       at = at + size
     end
     if take then
@@ -504,7 +567,7 @@ local function apply(keys, args)
       end
     end
   end
-  save_segment(base, segment)
+  put_hand(hand)
   if args[2] ~= '' then
     local known = tonumber(call('HGET', base .. 'c', args[2]) or '-1')
     if tonumber(args[3]) > known then call('HSET', base .. 'c', args[2], args[3]) end
@@ -572,8 +635,9 @@ local function sweep(keys, args)
     if not is_live(base, a + b * 256) then dead[sub(args[3], i, i + 1)] = true end
   end
   local reply = call('SCAN', args[1], 'MATCH', prefix .. '*', 'COUNT', args[2])
+  local hand = new_hand(base)
   for _, key in ipairs(reply[2]) do
-    local segment = load_segment(base, sub(key, #prefix + 1))
+    local segment = segment_of(hand, sub(key, #prefix + 1))
     if segment then
       local kept = {}
       for o = 1, #segment.plain, 5 do
@@ -587,11 +651,12 @@ local function sweep(keys, args)
       end
       local plain, other = concat(kept), concat(others)
       if #plain ~= #segment.plain or #other ~= #segment.other then
-        segment.plain, segment.other, segment.dirty, segment.lost = plain, other, true, true
-        save_segment(base, segment)
+        segment.plain, segment.other, segment.lost = plain, other, true
+        set_changed(hand, segment)
       end
     end
   end
+  put_hand(hand)
   return reply[1]
 end
 
@@ -614,23 +679,15 @@ local function dump(keys, args)
   local prefix = base .. 's'
   local id = u16(tonumber(args[3]))
   local out = {}
+  local hand = new_hand(base) -- only read, and dropped
   local reply = call('SCAN', args[1], 'MATCH', prefix .. '*', 'COUNT', args[2])
   for _, key in ipairs(reply[2]) do
-    local segment = load_segment(base, sub(key, #prefix + 1))
-    local hashes
-    local function blocks(start, len, res)
-      hashes = hashes or call('GET', base .. 'h' .. segment.first)
-      for i = start, start + len - 1 do out[#out + 1] = sub(hashes, i * 8 + 1, i * 8 + 8) .. res end
-    end
-    local at = segment and find_plain(segment.plain, id)
-    if at then blocks(0, byte(segment.plain, at + 2), sub(segment.plain, at + 3, at + 4)) end
-    local o, size
-    if segment then o, size = find_other(segment.other, id) end
-    if o then
-      for k = o + 3, o + size - 4, 4 do
-        local start, len = byte(segment.other, k, k + 1)
-        blocks(start, len, sub(segment.other, k + 2, k + 3))
-      end
+    local segment = segment_of(hand, sub(key, #prefix + 1))
+    local runs = segment and take_holder(segment, id) or {}
+    local hashes = #runs > 0 and call('GET', base .. 'h' .. segment.first)
+    for k = 1, #runs, 3 do
+      local res = u16(runs[k + 2])
+      for i = runs[k], runs[k + 1] - 1 do out[#out + 1] = sub(hashes, i * 8 + 1, i * 8 + 8) .. res end
     end
   end
   return {reply[1], concat(out)}

@@ -1,14 +1,14 @@
 """A prompt against the index: hash it once for each kind of block, find the blocks, apply the hit rule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_hashes, root_hash
-from index.join import PoolRuns, joined_tokens
+from index.join import PoolPart, reads_pools, with_pools
 from index.match import Reach, Rules, Run, make_rules, reusable_tokens
 from index.store import Found, Store
-from schemas.profiles import Holder, PoolUse, Profile
+from schemas.profiles import Holder, Profile, Tier, join_mismatch
 
 NOT_FOUND = Found({})
 
@@ -58,17 +58,34 @@ async def reaches(
     """
     runs = await _runs_by_unit(store, prompt, [*questions, *pools], secret)
     by_name = {pool.holder.name: pool for pool in pools if pool.holder in runs}
+    parts: dict[tuple[str, tuple[Tier, ...]], PoolPart] = {}  # the same for all who read the same tiers
+
+    def read_by(profile: Profile) -> Iterator[PoolPart]:
+        for use in profile.pools if reads_pools(profile) else ():
+            pool = by_name.get(use.name)
+            if pool is not None and not join_mismatch(pool.profile, profile):
+                key = (use.name, use.tiers)
+                if key not in parts:
+                    parts[key] = PoolPart(pool.profile, pool.rules, runs[pool.holder], use.tiers)
+                yield parts[key]
+
     answers: dict[Holder, Reach] = {}
+    alike: dict[tuple[int, int], Reach] = {}  # most replicas have one of a few runs, by one set of rules
     for question in questions:
         own = runs.get(question.holder)
         if own is None:
             continue
-        joined = [_pool_runs(by_name[use.name], use, runs) for use in question.profile.pools if use.name in by_name]
-        if joined:
-            reach = joined_tokens(own, question.rules, joined, prompt.prompt_tokens, whole_prompt=whole_prompt)
-        else:
+        same = (id(own), id(question.rules))
+        reach = alike.get(same)
+        if reach is None:
             reach = reusable_tokens(own, question.rules, prompt.prompt_tokens, whole_prompt=whole_prompt)
-        answers[question.holder] = _marked(reach, question.profile, prompt)
+            alike[same] = reach
+        profile = question.profile
+        if profile.pools:
+            read = read_by(profile)
+            reach = with_pools(reach, question.rules, read, prompt.prompt_tokens, whole_prompt=whole_prompt)
+        used = [by_name[use.name].profile for use in profile.pools if use.name in by_name]
+        answers[question.holder] = _marked(reach, profile, used, prompt)
     return answers
 
 
@@ -91,23 +108,27 @@ def _kind(question: Question) -> tuple[int, bool]:
     return question.profile.unit, question.profile.drafting == "pairs"
 
 
-def _pool_runs(pool: Question, use: PoolUse, runs: Mapping[Holder, Sequence[Run]]) -> PoolRuns:
-    chunk = max(tier.chunk for tier in pool.profile.tiers)
-    return PoolRuns(use.name, runs[pool.holder], pool.rules, chunk, frozenset(use.tiers))
-
-
-def _marked(reach: Reach, profile: Profile, prompt: Prompt) -> Reach:
+def _marked(reach: Reach, profile: Profile, pools: Sequence[Profile], prompt: Prompt) -> Reach:
     """Return the reach with what makes it less certain: namespaces that events hide, tiers that never remove."""
+    marks = _marks(profile, prompt, credited=reach.tokens > 0)
+    marks += [f"{tier}_never_removed" for tier in reach.by_tier if not profile.tier(tier).removals]
+    for pool in pools:
+        credited = pool.name in reach.pools
+        marks += [f"pool {pool.name}: {mark}" for mark in _marks(pool, prompt, credited=credited)]
+    return msgspec.structs.replace(reach, marks=tuple(marks)) if marks else reach
+
+
+def _marks(profile: Profile, prompt: Prompt, *, credited: bool) -> list[str]:
+    """Return what one holder's events leave open about this prompt."""
     hidden = profile.hidden_namespaces
-    marks = list(profile.marks) if reach.tokens else []
+    marks = list(profile.marks) if credited else []
     if prompt.salt is not None and "salt" in hidden:
         marks.append("salt_not_in_events")
     if prompt.adapter is not None and ("adapter" in hidden or "adapter_path" in hidden):
         marks.append("adapter_not_in_events")
-    if reach.tokens and "extra_key" in hidden:
+    if credited and "extra_key" in hidden:
         marks.append("extra_keys_not_in_events")
-    marks += [f"{tier}_never_removed" for tier in reach.by_tier if not profile.tier(tier).removals]
-    return msgspec.structs.replace(reach, marks=tuple(marks)) if marks else reach
+    return marks
 
 
 def chain_of(prompt: Prompt, unit: int, *, pairs: bool, secret: bytes) -> bytes | None:

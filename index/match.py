@@ -11,6 +11,7 @@ distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and v1/simple_kv
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import lcm
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class LowerRule(NamedTuple):
 
     chunk: int  # blocks that are loaded together
     last_token: str  # whether a load may cover the prompt's last token, and whether that is counted
+    from_start: bool = False  # looked up from the prompt's start, not from where the device ends (LMCache)
 
 
 class Rules(NamedTuple):
@@ -68,31 +70,45 @@ class Rules(NamedTuple):
     gap: int  # blocks in a row without any residency that a hit may still go past
     upper_bound: bool
     credit: bool
+    plain: bool  # a single full class, whose blocks are the index's own
 
 
 ANY_GAP = (1 << 31) - 1
 
 
 def make_rules(profile: Profile) -> Rules:
-    """Return what the match needs of a profile."""
+    """Return what the match needs of a profile; one object for all profiles that need the same."""
     bits = class_bits(profile.pairs)
     silent = {group.group_class for group in profile.groups} - set(bits)
     lower = None
     if profile.tier_walk == "device_then_lower":
         host = profile.tier("host")
-        lower = LowerRule(host.chunk, host.last_token)
-    return Rules(
+        lower = LowerRule(host.chunk, host.last_token, profile.lookup_from_start)
+    # a class of which nothing was ever stored cannot agree to any hit
+    classes = () if silent else tuple(_class_rule(c, tiers) for c, tiers in bits.items())
+    alignment = profile.alignment or lcm(profile.unit or 1, *(group.block_size for group in profile.groups))
+    drafting = profile.drafting in ("drop_unit", "drop_unit_ahead")
+    rules = Rules(
         unit=profile.unit,
-        alignment=profile.alignment or lcm(profile.unit or 1, *(group.block_size for group in profile.groups)),
-        # a class of which nothing was ever stored cannot agree to any hit
-        classes=() if silent else tuple(_class_rule(c, tiers) for c, tiers in bits.items()),
-        drafting=profile.drafting in ("drop_unit", "drop_unit_ahead"),
+        alignment=alignment,
+        classes=classes,
+        drafting=drafting,
         drop_ahead=profile.drafting == "drop_unit_ahead" and len(bits) > 1,
         lower=lower,
         gap=_gap(profile),
         upper_bound=profile.upper_bound,
         credit=profile.upper_bound_policy == "credit",
+        plain=[(c.kind, c.block) for c in classes] == [("full", profile.unit)]
+        and alignment == profile.unit
+        and not drafting,
     )
+    return _one_of(rules)
+
+
+@lru_cache(maxsize=4096)
+def _one_of(rules: Rules) -> Rules:
+    """Return the first of all equal rules."""
+    return rules
 
 
 def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, whole_prompt: bool = False) -> Reach:
@@ -113,9 +129,25 @@ def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, wh
     limit = prompt_tokens if whole_prompt else prompt_tokens - 1
     if rules.lower is not None and any(position for c in rules.classes for _, position in c.tier_bits):
         return _device_then_lower(runs, rules, rules.lower, limit, prompt_tokens)
+    if rules.plain:
+        return _unbroken(runs, rules, limit // rules.unit)
     layers = [_Layer(c, runs, rules, c.tier_bits, drafting=rules.drafting) for c in rules.classes]
     length = _longest(layers, rules, limit, prompt_tokens)
     return Reach(length, _split(layers, rules.unit, length), rules.upper_bound) if length else NOTHING
+
+
+def _unbroken(runs: Sequence[Run], rules: Rules, most: int) -> Reach:
+    """Return what a plain model reuses: the unbroken run from the first block on, at most `most` blocks."""
+    end = 0
+    by_tier: dict[Tier, int] = {}
+    for start, length, residency in runs:
+        fastest = next((position for bit, position in rules.classes[0].tier_bits if residency & bit), None)
+        if start != end or end >= most or fastest is None:
+            break
+        end = min(start + length, most)
+        tier = TIERS[fastest]
+        by_tier[tier] = by_tier.get(tier, 0) + (end - start) * rules.unit
+    return Reach(end * rules.unit, by_tier, rules.upper_bound) if end else NOTHING
 
 
 def _gap(profile: Profile) -> int:
@@ -285,12 +317,14 @@ def _device_then_lower(runs: Sequence[Run], rules: Rules, lower: LowerRule, limi
     ]
     length = _longest(device, rules, limit, prompt_tokens)
     layers = [_Layer(c, runs, rules, [bit for bit in c.tier_bits if bit[1] > 0], lower.chunk) for c in rules.classes]
-    if lower.last_token == "never":
+    if lower.from_start:
+        reach = max(length, min(layer.end_of(0) for layer in layers))
+    elif lower.last_token == "never":
         reach = _tail_hit(layers, length, limit, rules.alignment)
     else:
         reach = _chunk_hit(layers, length, prompt_tokens)
-        if lower.last_token == "uncounted":
-            reach = min(reach, max(length, prompt_tokens - 1))
+    if lower.last_token == "uncounted":
+        reach = min(reach, max(length, prompt_tokens - 1))
     by_tier: dict[Tier, int] = {"gpu": length} if length else {}
     if reach > length:
         tiers = bytearray(-(-reach // unit))
@@ -329,8 +363,10 @@ def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int) -> int
     most = prompt_tokens - (len(layers) > 1)
     if any(layer.kind == "state" for layer in layers):
         most -= most % min(layer.block for layer in layers if layer.kind == "state")
+    # full groups once, then windows, the longest first, and states, again for as long as one of them shortens the load
     order = sorted(layers, key=lambda layer: (layer.kind != "full", layer.kind == "state", -layer.window))
-    while True:
+    before = -1
+    while most != before:
         before = most
         for layer in order:
             chunk = layer.block
@@ -342,8 +378,8 @@ def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int) -> int
             most = min(most, edge)
             if edge == first or most - length < chunk:
                 return length
-        if most == before:
-            return most
+        order = [layer for layer in order if layer.kind != "full"]
+    return most
 
 
 def _right_edge(layer: _Layer, first: int, last: int) -> int:

@@ -61,12 +61,13 @@ class Link:
 
 
 async def _connect(client: "aioredis.Redis") -> "_Connection":
-    shell: Any = client.connection_pool.make_connection()
+    pool: Any = client.connection_pool
+    shell = pool.make_connection()
     shell.retry = Retry(NoBackoff(), 0)  # the caller decides how often
     await shell.connect()
     # after the handshake redis-py's reader is empty, and the socket is ours
     writer, shell._writer, shell._reader = shell._writer, None, None
-    return _Connection(writer, client.connection_pool.connection_kwargs.get("socket_timeout"))
+    return _Connection(writer, pool.connection_kwargs.get("socket_timeout"))
 
 
 class _Connection(asyncio.Protocol):
@@ -92,7 +93,7 @@ class _Connection(asyncio.Protocol):
         self._waiting.append((reply, loop.time()))
         if self._watch is None and self._timeout_s is not None:
             self._watch = loop.call_later(self._timeout_s, self._look)
-        self._transport.write(hiredis.pack_command(command))
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub asks for one
         return reply
 
     def data_received(self, data: bytes) -> None:

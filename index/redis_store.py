@@ -6,30 +6,28 @@ Key and value tables stand in `index/README.md`; the functions are in `kvatlas.l
 import asyncio
 import secrets
 import struct
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio as aioredis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from index.digests import index_digest
 from index.fold import BandRun, Flush, HolderWrite
 from index.hashing import BAND_BLOCKS
+from index.match import Run
 from index.redis_link import Link
 from index.store import Applied, Found, HolderRow
-from index.walks import Piece, needed, pieces, runs_by_slot, stretches, version_of
+from index.walks import Piece, apart, needed, pieces, runs_by_slot, stretches, version_of
 from schemas.errors import StaleIndex, StoreUnavailable
 from schemas.events import Heartbeat
 from schemas.profiles import Holder, Profile
 from schemas.topics import model_slug
 
 _BAND_BYTES = BAND_BLOCKS * 8
-_WRITE = struct.Struct("<HQQHQQBII")
+_WRITE = struct.Struct("<HQQ?HQQBII")
 _RUN_HEAD = struct.Struct("<BHH")
 _SCAN_COUNT = 500
 _profiles = msgspec.msgpack.Decoder(Profile)
@@ -133,14 +131,18 @@ class RedisStore:
         if known is None or known.version != version:
             await self.holders(model)
             known = self._models[model]
-        slots = known.slots
-        return Found({slots[slot]: runs for slot, runs in runs_by_slot(found).items() if slot in slots})
+        runs = runs_by_slot(found)
+        by_holder: dict[Holder | None, Sequence[Run]] = dict(
+            zip(map(known.slots.get, runs), runs.values(), strict=True)
+        )
+        by_holder.pop(None, None)  # slots that nobody has any more
+        return Found(cast("dict[Holder, Sequence[Run]]", by_holder))
 
     async def holders(self, model: str) -> list[HolderRow]:
         """Return the model's holders."""
         bases = self._bases(model)
         base = bases[0]
-        with _translated():
+        with _TRANSLATED:
             async with self._client(0).pipeline(transaction=True) as pipe:
                 queue = cast("Any", pipe).execute_command
                 queue("GET", f"{base}i")
@@ -183,7 +185,9 @@ class RedisStore:
                 continue
             cursor = b"0"
             while True:
-                cursor, packed = await self._read(shard, base, "dump", cursor, _SCAN_COUNT, int(fence.split()[2]))
+                cursor, packed = await self._fcall(
+                    shard, base, "dump", cursor, _SCAN_COUNT, int(fence.split()[2]), kind="FCALL_RO"
+                )
                 blocks += struct.iter_unpack("<QH", packed)
                 if cursor == b"0":
                     break
@@ -211,18 +215,14 @@ class RedisStore:
 
     # ---- reading
 
-    async def _walk(
-        self, shard: int, base: str, chain: bytes, gap: int, *, apart: bool = False
-    ) -> tuple[int, list[Piece]]:
-        """Return the table's version, and the segments along a chain that is this shard's own.
-
-        Args:
-            apart: its bands do not follow one another.
-        """
+    async def _walk(self, shard: int, base: str, chain: bytes, gap: int) -> tuple[int, list[Piece]]:
+        """Return the table's version, and the segments along bands of a chain that are this shard's own."""
         found: list[Piece] = []
         at = 0
+        link = self._link(shard)
         while True:
-            reply = await self._read(shard, base, "find", *stretches(chain, at * 8, gap, apart=apart))
+            with _TRANSLATED:
+                reply = await link.call("FCALL_RO", "kvatlas_find", 1, f"{base}i", *stretches(chain, at * 8, gap))
             found += pieces(reply, chain, at)
             missing = needed(reply)
             if missing is None:
@@ -235,16 +235,11 @@ class RedisStore:
         for at in range(0, len(chain), _BAND_BYTES):
             bands.setdefault(int.from_bytes(chain[at : at + 8], "little") % len(bases), []).append(at)
         answers = await _gather(
-            self._walk(shard, bases[shard], b"".join(chain[at : at + _BAND_BYTES] for at in own), gap, apart=True)
+            self._walk(shard, bases[shard], b"".join(chain[at : at + _BAND_BYTES] for at in own), gap)
             for shard, own in bands.items()
         )
-        found: list[Piece] = []
-        for own, (_, part) in zip(bands.values(), answers, strict=True):
-            for position, *piece in part:
-                band, inside = divmod(position, BAND_BLOCKS)
-                found.append((own[band] // 8 + inside, *piece))
-        found.sort()
-        return answers[0][0], found
+        found = [piece for own, (_, part) in zip(bands.values(), answers, strict=True) for piece in apart(part, own)]
+        return answers[0][0], sorted(found)
 
     # ---- writing
 
@@ -312,33 +307,36 @@ class RedisStore:
     async def _call(self, shard: int, name: str, *arguments: Any, model: _Model) -> Any:
         return await self._fcall(shard, model.bases[shard], name, *arguments)
 
-    async def _fcall(self, shard: int, base: str, name: str, *arguments: Any) -> Any:
-        return await self._linked(shard, "FCALL", f"kvatlas_{name}", 1, f"{base}i", *arguments)
+    def _link(self, shard: int) -> Link:
+        return self._links[shard % len(self._links)]
 
-    async def _read(self, shard: int, base: str, name: str, *arguments: Any) -> Any:
-        return await self._linked(shard, "FCALL_RO", f"kvatlas_{name}", 1, f"{base}i", *arguments)
-
-    async def _linked(self, shard: int, *command: Any) -> Any:
-        with _translated():
-            return await self._links[shard % len(self._links)].call(*command)
+    async def _fcall(self, shard: int, base: str, name: str, *arguments: Any, kind: str = "FCALL") -> Any:
+        with _TRANSLATED:
+            return await self._link(shard).call(kind, f"kvatlas_{name}", 1, f"{base}i", *arguments)
 
     async def _command(self, shard: int, *arguments: Any) -> Any:
-        with _translated():
+        with _TRANSLATED:
             return await cast("Any", self._client(shard)).execute_command(*arguments)
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Raise the library's errors as ours."""
-    try:
-        yield
-    except ResponseError as error:
-        text = str(error)
-        if text.startswith("KVSTALE") or "Function not found" in text:
-            raise StaleIndex(text) from error
-        raise StoreUnavailable(text) from error
-    except (RedisConnectionError, RedisTimeoutError, RedisError, OSError) as error:
-        raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
+class _Translated:
+    """Raises the library's errors as ours."""
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Translate."""
+        if isinstance(error, ResponseError):
+            text = str(error)
+            if text.startswith("KVSTALE") or "Function not found" in text:
+                raise StaleIndex(text) from error
+            raise StoreUnavailable(text) from error
+        if isinstance(error, RedisError | OSError):
+            raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+_TRANSLATED = _Translated()
 
 
 async def _gather(calls: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -416,6 +414,7 @@ def _pack_write(write: HolderWrite, epoch: _Epoch, shards: int) -> list[bytes]:
             len(name),
             epoch.life,
             epoch.epoch,
+            write.epoch >= 0,
             epoch.slot,
             write.first_sequence,
             write.last_sequence,

@@ -1,17 +1,22 @@
-"""Kafka to Redis: a topic that relays have filled, and one real worker that folds it into an empty index."""
+"""Kafka to Redis: a topic that relays have filled, and one real worker that folds it into an empty index.
+
+The worker is stopped twice a second while Dynamo's tree applies the events that the worker has folded since, so that
+both are measured on the same machine in the same mood.
+"""
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import redis as redis_client
 from aiokafka import AIOKafkaProducer
 
+from ops.bench.dynamo import Tree
 from ops.bench.traffic import MODEL, Message
 from ops.embedded.processes import ChildProcess
 from ops.settings import PREFIX, Settings
@@ -19,60 +24,61 @@ from schemas.topics import events_topic, model_slug, topic_specs
 from streams.topics import create_topics
 
 _POLL_S = 0.01
-_TIMEOUT_S = 600.0
-_STOP_S = 15.0
+_SLICE_S = 0.5
+_TIMEOUT_S = 900.0
 
 
 class Preloaded(NamedTuple):
-    """What waits in the topic, and how much of it stands before each offset."""
+    """What waits in the topic, and how many blocks stand before each offset."""
 
     records: int
-    moved_before: list[list[int]]  # [partition][offset]
+    blocks_before: list[list[int]]  # [partition][offset]
 
 
 class Ingested(NamedTuple):
-    """How fast it went, without the worker's start."""
+    """How fast both went, without the worker's start."""
 
-    moved: int  # (block, replica) pairs
+    blocks: int  # (block, replica) pairs
     seconds: float
+    dynamo_seconds: float
 
     @property
-    def per_s(self) -> float:
-        """Pairs a second."""
-        return self.moved / self.seconds
+    def blocks_per_s(self) -> float:
+        """The worker's rate."""
+        return self.blocks / self.seconds
+
+    @property
+    def ratio(self) -> float:
+        """The worker's rate as a part of Dynamo's."""
+        return self.dynamo_seconds / self.seconds
 
 
 async def preload(brokers: str, messages: Sequence[Message]) -> Preloaded:
     """Make the topics and fill the model's with the messages, in order."""
     partitions = Settings().partitions
     await create_topics(brokers, topic_specs([MODEL], partitions))
-    topic = events_topic(MODEL)
-    moved: list[list[int]] = [[0] for _ in range(partitions)]
+    blocks: list[list[int]] = [[0] for _ in range(partitions)]
     producer = AIOKafkaProducer(
         bootstrap_servers=brokers, enable_idempotence=True, acks="all", linger_ms=2, compression_type="lz4"
     )
     await producer.start()
     try:
+        topic = events_topic(MODEL)
         sent = [(message, await producer.send(topic, message.value, key=message.key)) for message in messages]
         for message, pending in sent:
             place = await pending
-            before = moved[place.partition]
+            before = blocks[place.partition]
             assert place.offset == len(before) - 1  # one producer, a new topic
             before.append(before[-1] + message.moved)
     finally:
         await producer.stop()
-    return Preloaded(len(messages), moved)
-
-
-def start_worker(brokers: str, redis_url: str, log: Path, options: Mapping[str, str] | None = None) -> ChildProcess:
-    """Start `kvatlas worker`."""
-    return start_part("worker", brokers, redis_url, log, options)
+    return Preloaded(len(messages), blocks)
 
 
 def start_part(
     name: str, brokers: str, redis_url: str, log: Path, options: Mapping[str, str] | None = None
 ) -> ChildProcess:
-    """Start a process of the stack for the benchmark's model."""
+    """Start `kvatlas worker` or `kvatlas router` for the benchmark's model."""
     settings = {
         "KAFKA_BROKERS": brokers,
         "REDIS_URL": redis_url,
@@ -84,22 +90,65 @@ def start_part(
     return ChildProcess(["env", *environment, sys.executable, "-m", "ops.cli", name], log)
 
 
-async def watch(client: "redis_client.Redis", preloaded: Preloaded) -> Ingested:
-    """Return how fast the worker folds what waits, from its first flush to its last."""
-    key = f"{{{model_slug(MODEL)}.0}}c"
-    goal = sum(moved[-1] for moved in preloaded.moved_before)
-    first: tuple[float, int] | None = None
+def end_of(log: Path) -> str:
+    """Return the last lines of a log."""
+    return log.read_text()[-2000:]
+
+
+async def watch(
+    worker: ChildProcess,
+    log: Path,
+    redis_url: str,
+    preloaded: Preloaded,
+    tree: Tree,
+    events: Sequence[tuple[int, bytes]],
+) -> Ingested:
+    """Return how fast the worker folds what waits, from its first flush to its last, and Dynamo the same events."""
+    progress = _Progress(redis_url, preloaded)
+    events_per_block = len(events) / progress.goal
+    applied = 0
+    seconds = dynamo_seconds = 0.0
+    blocks_at_start = None
+    began_s = time.perf_counter()
     deadline_s = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        cursors = client.hgetall(key)
-        now_s = time.monotonic()
-        done = records = 0
-        for field, offset in cursors.items():
-            done += preloaded.moved_before[int(field.split(b" ")[1])][int(offset)]
-            records += int(offset)
-        if records and first is None:
-            first = (now_s, done)
-        if records == preloaded.records and first is not None:
-            return Ingested(goal - first[1], now_s - first[0])
+    while True:
         await asyncio.sleep(_POLL_S)
-    raise TimeoutError(f"the worker folded {records} of {preloaded.records} records in {_TIMEOUT_S} s")
+        records, blocks = progress.read()
+        now_s = time.perf_counter()
+        if time.monotonic() > deadline_s or worker.exit_code is not None:
+            told = f"the worker folded {records} of {preloaded.records} records; exit code {worker.exit_code}"
+            raise TimeoutError(f"{told}; its log ends: {end_of(log)}")
+        if records and blocks_at_start is None:
+            blocks_at_start, began_s = blocks, now_s
+            applied = round(blocks * events_per_block)
+            tree.apply(events[:applied])
+        finished = records == preloaded.records
+        if blocks_at_start is not None and (finished or now_s - began_s > _SLICE_S):
+            os.kill(worker.pid, signal.SIGSTOP)
+            try:
+                seconds += time.perf_counter() - began_s
+                upto = len(events) if finished else round(progress.read()[1] * events_per_block)
+                dynamo_seconds += tree.apply(events[applied:upto])
+                applied = upto
+            finally:
+                began_s = time.perf_counter()
+                os.kill(worker.pid, signal.SIGCONT)
+        if finished and blocks_at_start is not None:
+            return Ingested(progress.goal - blocks_at_start, seconds, dynamo_seconds)
+
+
+class _Progress:
+    """How far the cursors in Redis are."""
+
+    def __init__(self, redis_url: str, preloaded: Preloaded) -> None:
+        self.goal = sum(before[-1] for before in preloaded.blocks_before)
+        self._client = redis_client.Redis.from_url(redis_url)
+        self._key = f"{{{model_slug(MODEL)}.0}}c"
+        self._preloaded = preloaded
+
+    def read(self) -> tuple[int, int]:
+        """Return the records and the blocks that are in the index."""
+        cursors: Any = self._client.hgetall(self._key)
+        places = [(int(field.split(b" ")[1]), int(offset)) for field, offset in cursors.items()]
+        blocks = sum(self._preloaded.blocks_before[partition][offset] for partition, offset in places)
+        return sum(offset for _, offset in places), blocks

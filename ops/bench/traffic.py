@@ -33,7 +33,8 @@ class Message(NamedTuple):
 
 def tokens_of(blocks: Blocks) -> NDArray[np.uint32]:
     """Return the tokens of these blocks, one behind the other."""
-    numbers = blocks.astype(np.uint64)[:, None] * np.uint64(UNIT) + np.arange(UNIT, dtype=np.uint64)
+    firsts = blocks.astype(np.uint64) * np.uint64(UNIT)
+    numbers: NDArray[np.uint64] = np.add.outer(firsts, np.arange(UNIT, dtype=np.uint64))
     return (_mixed(numbers) % np.uint64(_VOCABULARY)).astype(np.uint32).ravel()
 
 
@@ -72,7 +73,8 @@ def messages(workload: Workload, merged: int) -> Iterator[Message]:
     relays = [_Relay(replica) for replica in range(workload.replicas)]
     for at in range(0, max(map(len, queues)), merged):
         for relay, queue in zip(relays, queues, strict=True):
-            yield from relay.tell(queue[at : at + merged])
+            if at < len(queue):
+                yield from relay.tell(queue[at : at + merged])
     for relay in relays:
         yield Message(relay.key, relay.beat(), 0)
 

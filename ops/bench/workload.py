@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 LENGTHS = (64, 512, 2048)
 GPU, HOST = 1, 2
-"""Bits of `Workload.residency`, and of the profile's (group class, tier) pairs in the order in which events name them."""
+"""Bits of `Workload.residency`."""
 
 _SYSTEM_PROMPTS = 20
 _TURN_BLOCKS = 8
@@ -217,7 +217,7 @@ def queries(workload: Workload, length: int, count: int, seed: int) -> list[Quer
 
 
 def reach(workload: Workload, blocks: Blocks) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each replica the length of the unbroken run from the root, and how many blocks of it are on the GPU."""
+    """Return for each replica how many blocks it has unbroken from the root, and how many of those on the GPU."""
     known = workload.residency[blocks[: int(np.count_nonzero(blocks < workload.blocks))]]
     unbroken = np.logical_and.accumulate(known != 0, axis=0)
     return unbroken.sum(axis=0), (unbroken & ((known & GPU) != 0)).sum(axis=0)
