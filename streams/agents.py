@@ -1,25 +1,31 @@
 """The agents: one for each model's event topic, thin; what they do with records is in folding.py."""
 
+import asyncio
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import faust
 import structlog
 
 from schemas.errors import StaleIndex
-from streams.folding import Folder, Taken
+from streams.folding import Folder, Part, Taken
+from streams.transport import leave_group
 
 log = structlog.get_logger()
 
 BUG = 70  # EX_SOFTWARE
 
 
-def begin_again() -> NoReturn:
+def begin_again(app: faust.App | None) -> NoReturn:
     """Put a new process in this one's place, with its pid and its arguments: all that it believed is void.
 
     What it took and did not finish is read again at the store's cursors, as after a `kill -9`.
     """
+    if app is not None:
+        leave_group(app)
     os.execv(sys.executable, sys.orig_argv)
 
 
@@ -33,19 +39,39 @@ def declare_agent(app: faust.App, topic: str, folder: Folder, take: int, within_
     source = app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
 
     async def fold_events(stream: Any) -> None:
-        async for events in stream.noack_take(take, within=within_s):
-            try:
-                await folder.fold([_taken(event.message) for event in events])
-            except StaleIndex as error:
-                log.critical("stream.index_lost", topic=topic, error=str(error))
-                begin_again()
-            except Exception:
-                log.exception("stream.fold_failed", topic=topic)
-                os._exit(BUG)
+        storing: asyncio.Task[None] | None = None
+        try:
+            async for events in stream.noack_take(take, within=within_s):
+                with _nothing_escapes(app, topic):
+                    parts = folder.read([_taken(event.message) for event in events])
+                if storing is not None:
+                    await storing
+                # Redis works on these while Faust hands out the next ones
+                storing = asyncio.create_task(store(stream, events, parts))
+        finally:
+            if storing is not None:
+                storing.cancel()
+
+    async def store(stream: Any, events: Sequence[Any], parts: Sequence[Part]) -> None:
+        with _nothing_escapes(app, topic):
+            await folder.store(parts)
             for event in events:
                 await stream.ack(event)
 
     app.agent(source, name=f"fold {topic}", concurrency=1)(fold_events)
+
+
+@contextmanager
+def _nothing_escapes(app: faust.App, topic: str) -> Iterator[None]:
+    """End the process, or begin anew, where folding failed."""
+    try:
+        yield
+    except StaleIndex as error:
+        log.critical("stream.index_lost", topic=topic, error=str(error))
+        begin_again(app)
+    except Exception:
+        log.exception("stream.fold_failed", topic=topic)
+        os._exit(BUG)
 
 
 def _taken(message: Any) -> Taken:

@@ -9,6 +9,7 @@ import faust
 
 from ops.kafka_client import ssl_context
 from ops.settings import Settings
+from schemas.topics import MAX_LETTER_BYTES
 from streams.agents import declare_agent
 from streams.folding import Folder
 from streams.transport import LoadCursors, OnBack, OnRange, guard
@@ -45,6 +46,7 @@ def build_app(
         broker_heartbeat_interval=1.0,
         consumer_auto_offset_reset="earliest",
         consumer_metadata_max_age_ms=30_000,
+        producer_max_request_size=MAX_LETTER_BYTES,
         web_enabled=False,
     )
     app.conf.web_enabled = False

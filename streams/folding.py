@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import structlog
 
-from index.fold import Cursor, Flush, fold
+from index.fold import Cursor, Flush, HolderWrite, fold
 from index.store import Applied, Store
 from ops.metrics import STREAM_BLOCKS, STREAM_DEAD_LETTERS, STREAM_FLUSH, STREAM_RECORDS, STREAM_RETRIES, STREAM_WRITES
 from schemas.errors import FrameError, StoreUnavailable
@@ -37,6 +37,17 @@ class DeadLetter(NamedTuple):
     detail: str
 
 
+class Part(NamedTuple):
+    """What was taken of one partition, ready for the store."""
+
+    partition: int
+    taken: int  # records
+    next_offset: int
+    records: list[Record]
+    refused: list[DeadLetter]
+    writes: list[HolderWrite]
+
+
 SetAside = Callable[[DeadLetter], Awaitable[None]]
 AskAgain = Callable[[str, Holder], Awaitable[None]]
 
@@ -54,43 +65,59 @@ class Folder:
         self._ask_again = ask_again
 
     async def fold(self, taken: Sequence[Taken]) -> None:
-        """Bring the records into the store; their cursor moves in the same step.
+        """Bring the records into the store; see `read` and `store`."""
+        await self.store(self.read(taken))
 
-        Waits for Redis and for the dead-letter topic as long as it takes; that is the backpressure.
+    def read(self, taken: Sequence[Taken]) -> list[Part]:
+        """Return the records decoded and folded, by partition."""
+        by_partition: dict[int, list[Taken]] = {}
+        for record in taken:
+            by_partition.setdefault(record.partition, []).append(record)
+        return [self._read_partition(number, part) for number, part in by_partition.items()]
+
+    async def store(self, parts: Sequence[Part]) -> None:
+        """Bring what was read into the store; each partition's cursor moves in the same step.
+
+        Parts must be stored in the order in which they were read. Waits for Redis and for the dead-letter topic as
+        long as it takes; that is the backpressure.
 
         Raises:
             StaleIndex: the store lost its data; the worker must begin again.
         """
-        by_partition: dict[int, list[Taken]] = {}
-        for record in taken:
-            by_partition.setdefault(record.partition, []).append(record)
-        await asyncio.gather(*(self._fold_partition(number, part) for number, part in by_partition.items()))
-        self.folded += len(taken)
+        await asyncio.gather(*(self._store_part(part) for part in parts))
 
-    async def _fold_partition(self, partition: int, taken: Sequence[Taken]) -> None:
+    def _read_partition(self, partition: int, taken: Sequence[Taken]) -> Part:
         records: list[Record] = []
+        refused: list[DeadLetter] = []
         for record in taken:
             try:
                 records.append(decode_record(record.value))
             except FrameError as error:
-                STREAM_DEAD_LETTERS.labels(self._topic, error.reason).inc()
-                log.warning(
-                    "stream.record_set_aside",
-                    topic=self._topic,
-                    partition=partition,
-                    offset=record.offset,
-                    reason=error.reason,
-                    detail=error.detail,
-                )
-                await self._set_aside(DeadLetter(self._topic, record, error.reason, error.detail))
-        cursor = Cursor(self.topic_id, partition, taken[-1].offset + 1)
-        applied = await self._apply(Flush(self._model, cursor, fold(records)))
-        STREAM_RECORDS.labels(self._topic).inc(len(taken))
-        STREAM_BLOCKS.labels(self._topic).inc(_blocks(records))
+                refused.append(DeadLetter(self._topic, record, error.reason, error.detail))
+        return Part(partition, len(taken), taken[-1].offset + 1, records, refused, fold(records))
+
+    async def _store_part(self, part: Part) -> None:
+        for letter in part.refused:
+            STREAM_DEAD_LETTERS.labels(self._topic, letter.reason).inc()
+            log.warning(
+                "stream.record_set_aside",
+                topic=self._topic,
+                partition=part.partition,
+                offset=letter.record.offset,
+                reason=letter.reason,
+                detail=letter.detail,
+            )
+            await self._set_aside(letter)
+        applied = await self._apply(
+            Flush(self._model, Cursor(self.topic_id, part.partition, part.next_offset), part.writes)
+        )
+        self.folded += part.taken
+        STREAM_RECORDS.labels(self._topic).inc(part.taken)
+        STREAM_BLOCKS.labels(self._topic).inc(_blocks(part.records))
         for outcome in ("applied", "repeated", "refused", "gaps"):
             STREAM_WRITES.labels(outcome).inc(getattr(applied, outcome))
         if applied.gaps:
-            await self._ask_broken(records)
+            await self._ask_broken(part.records)
 
     async def _apply(self, flush: Flush) -> Applied:
         pause_s = _FIRST_PAUSE_S

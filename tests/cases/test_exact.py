@@ -11,9 +11,9 @@ from tests.cases.world import run_case
 
 
 def test_the_cases_are_there() -> None:
-    """The file is read; without it a laptop skips and CI fails."""
+    """A file that is named must be there."""
     if not cases_path().is_file():
-        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        refuse = pytest.fail if os.environ.get("KVATLAS_CASES") else pytest.skip
         refuse(f"no cases: {cases_path()}")
     assert given_cases("exact")
 

@@ -19,7 +19,8 @@ from ops.settings import Settings
 from ops.stack import Stack
 from schemas.control import Resync, encode_control
 from schemas.events import Heartbeat
-from schemas.topics import CONTROL, topic_specs
+from schemas.profiles import ReplicaEntry, encode_entry
+from schemas.topics import CONTROL, REPLICAS, topic_specs
 from streams.topics import create_topics
 from tests.support.bench import DEADLINE_S, Bench
 from tests.support.fake_engine import TOPIC, Traffic
@@ -274,6 +275,17 @@ async def test_a_killed_relay_is_followed_by_a_higher_life(kafka: str, unique_na
             await bench.settle(above_life=life)
 
 
+async def test_a_life_is_above_all_that_kafka_knows(kafka: str, unique_name: str) -> None:
+    """Where the clock went back, or another relay's ran ahead, `kv.replicas` says which life to be above."""
+    async with benched(kafka, unique_name, replica=unique_name) as bench:
+        ahead = time.time_ns() // 1_000_000 + 1_000_000_000
+        entry = ReplicaEntry(ahead, bench.truths[0].mirror.profile)
+        await _send(kafka, REPLICAS, encode_entry(entry), unique_name.encode())
+        async with bench.relaying():
+            await bench.publish(10)
+            await bench.settle(above_life=ahead)
+
+
 # ---- Kafka away
 
 
@@ -345,10 +357,10 @@ async def _until_said(bench: Bench, state: str, reason: str = "") -> None:
     await until(said, DEADLINE_S)
 
 
-async def _send(brokers: str, topic: str, value: bytes) -> None:
+async def _send(brokers: str, topic: str, value: bytes, key: bytes | None = None) -> None:
     producer = AIOKafkaProducer(bootstrap_servers=brokers)
     await producer.start()
     try:
-        await producer.send_and_wait(topic, value)
+        await producer.send_and_wait(topic, value, key=key)
     finally:
         await producer.stop()

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SHORT = ROOT / "tests" / "data" / "vllm"
 CAPTURES = Path(os.environ.get("KVATLAS_CAPTURES") or ROOT / ".." / "shared" / "captures")
@@ -19,6 +21,14 @@ def long_recordings() -> list[Path]:
         *_recordings(CAPTURES),
         *(found for engine in ("vllm", "sglang") for found in _recordings(CAPTURES / engine)),
     ]
+
+
+def recording_of(engine: str, name: str) -> Path:
+    """Return where a recording is, or skip the test where it is not at hand."""
+    for root in (ROOT / "tests" / "data" / engine, CAPTURES, CAPTURES / engine):
+        if (root / name).exists():
+            return root / name
+    pytest.skip(f"no recording {name}; KVATLAS_CAPTURES names their folder")
 
 
 def _recordings(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """A small Faust app on the guarded transport, in this process, whose agent acknowledges as told."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -44,7 +45,7 @@ class GuardedApp:
             self.group,
             broker=f"kafka://{brokers}",
             autodiscover=False,
-            datadir=None,
+            datadir=tempfile.gettempdir() + "/kvatlas-faust",
             topic_disable_leader=True,
             topic_allow_declare=False,
             processing_guarantee="at_least_once",
