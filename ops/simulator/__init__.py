@@ -1,1 +1,1 @@
-"""A simulated vLLM engine: no model, but vLLM's block pool, its scheduler's order, its events and their wire."""
+"""Simulated engines: no model, but a vLLM's or an SGLang's cache, its scheduler's order, its events and their wire."""

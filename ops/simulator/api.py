@@ -1,9 +1,10 @@
-"""What the simulated server's HTTP requests and answers look like, and the words it speaks; pure.
+"""What a simulated server's HTTP requests and answers look like, vLLM's own, and the words all of them speak; pure.
 
 Source: vLLM 0.32 entrypoints/openai/completion/protocol.py and entrypoints/serve/engine/protocol.py.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -11,7 +12,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from index.hashing import pack_tokens
 from ops.simulator.chain import Adapter
 from ops.simulator.engine import Finished, Request
-from ops.simulator.settings import SimulatorSettings
+from ops.simulator.settings import ServerSettings, SimulatorSettings
 from schemas.errors import BadRequest
 
 VOCABULARY = 32_000
@@ -89,6 +90,8 @@ class Problem(msgspec.Struct):
     param: str | None = None
 
 
+Body = TypeVar("Body", bound=Completion)
+
 _completions = msgspec.json.Decoder(Completion)
 
 
@@ -98,8 +101,17 @@ def parse_completion(body: bytes) -> Completion:
     Raises:
         BadRequest: it is no such request, or wants what is not simulated; the message names the field.
     """
+    return read_completion(body, _completions)
+
+
+def read_completion(body: bytes, decoder: "msgspec.json.Decoder[Body]") -> Body:
+    """Return a request of an engine's own kind.
+
+    Raises:
+        BadRequest: it is no such request, or wants what is not simulated; the message names the field.
+    """
     try:
-        completion = _completions.decode(body)
+        completion = decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadRequest(f"body: {error}") from error
     if completion.stream:
@@ -120,14 +132,24 @@ def engine_request(request_id: str, completion: Completion, settings: SimulatorS
         adapter = next((known for known in adapters_of(settings) if known.name == completion.model), None)
         if adapter is None:
             return None
+    tokens, generated = words_of(completion, settings.model_len)
+    return Request(request_id, tokens, generated, adapter, completion.cache_salt)
+
+
+def words_of(completion: Completion, longest: int) -> tuple[list[int], list[int]]:
+    """Return a request's prompt, and what is generated for it.
+
+    Raises:
+        BadRequest: more is asked for than `longest` tokens, or a token is none.
+    """
     tokens = tokens_of(completion.prompt) if isinstance(completion.prompt, str) else completion.prompt
     count = 16 if completion.max_tokens is None else completion.max_tokens
-    if count > settings.model_len:
-        raise BadRequest(f"max_tokens: {count} is more than {settings.model_len}")
+    if count > longest:
+        raise BadRequest(f"max_tokens: {count} is more than {longest}")
     for position, token in enumerate(tokens):
         if not 0 <= token <= _MAX_TOKEN:
             raise BadRequest(f"prompt[{position}]: {token} is no token")
-    return Request(request_id, tokens, completion_of(tokens, count), adapter, completion.cache_salt)
+    return tokens, completion_of(tokens, count)
 
 
 def answer_of(finished: Finished, completion: Completion, model: str, created_s: int) -> CompletionAnswer:
@@ -139,15 +161,21 @@ def answer_of(finished: Finished, completion: Completion, model: str, created_s:
         token_ids=list(request.completion) if wants_ids else None,
         prompt_token_ids=list(request.tokens) if wants_ids else None,
     )
-    prompt, generated = len(request.tokens), len(request.completion)
-    usage = Usage(prompt, generated, prompt + generated, PromptDetails(finished.cached_tokens))
+    usage = usage_of(request.tokens, request.completion, finished.cached_tokens)
     return CompletionAnswer(f"cmpl-{request.id}", created_s, model, [choice], usage)
 
 
-def model_cards(settings: SimulatorSettings, created_s: int) -> list[ModelCard]:
+def usage_of(tokens: Sequence[int], generated: Sequence[int], cached_tokens: int) -> Usage:
+    """Return the token counts."""
+    prompt, count = len(tokens), len(generated)
+    return Usage(prompt, count, prompt + count, PromptDetails(cached_tokens))
+
+
+def model_cards(settings: ServerSettings, created_s: int, model_len: int, owner: str = "vllm") -> list[ModelCard]:
     """Return the model and its adapters."""
-    base = ModelCard(settings.model, created_s, settings.model, None, settings.model_len)
-    return [base, *(ModelCard(name, created_s, path, settings.model, None) for name, path in settings.adapters.items())]
+    base = ModelCard(settings.model, created_s, settings.model, None, model_len, owned_by=owner)
+    adapters = settings.adapters.items()
+    return [base, *(ModelCard(name, created_s, path, settings.model, None, owned_by=owner) for name, path in adapters)]
 
 
 def adapters_of(settings: SimulatorSettings) -> list[Adapter]:

@@ -98,6 +98,11 @@ class Engine:
         """Requests that do not, new or preempted."""
         return len(self._waiting)
 
+    @property
+    def busy(self) -> bool:
+        """Return whether a step would do something; an accepted reset alone waits for a request."""
+        return bool(self._running or self._waiting)
+
     def submit(self, request: Request) -> None:
         """Queue a request.
 

@@ -1,28 +1,37 @@
 """One rank's sockets: PUB for its batches, ROUTER for replays of the last of them.
 
-Source: distributed/kv_events.py ZmqEventPublisher, 0.12 to 0.32.
+Source: vLLM's distributed/kv_events.py ZmqEventPublisher, 0.12 to 0.32, and SGLang's, which has the same ancestor
+(engines/other-engines.md 1.1).
 """
 
 from collections import deque
+from typing import Protocol
 
 import structlog
 import zmq
 import zmq.asyncio
 
-from ops.simulator.dialect import Dialect
-from ops.simulator.settings import SimulatorSettings
+from ops.simulator.settings import ServerSettings
 from schemas.errors import ConfigError
 
 END_SEQUENCE = b"\xff" * 8
-_HIGH_WATER = 100_000  # messages for each subscriber; more are dropped silently, as by vLLM
+_HIGH_WATER = 100_000  # messages for each subscriber; more are dropped silently, as by the engines
 
 log = structlog.get_logger()
+
+
+class Framing(Protocol):
+    """What a version's replays look like."""
+
+    @property
+    def replay_topic(self) -> bool:
+        """Return whether a replay's messages name the topic."""
 
 
 class Publisher:
     """Numbers batches from 0 and keeps the last `buffer_steps` of them."""
 
-    def __init__(self, settings: SimulatorSettings, rank: int, dialect: Dialect) -> None:
+    def __init__(self, settings: ServerSettings, rank: int, framing: Framing) -> None:
         """Bind both sockets.
 
         Raises:
@@ -31,13 +40,13 @@ class Publisher:
         self._name = settings.name
         self._rank = rank
         self._topic = settings.topic.encode()
-        self._replay_topic = dialect.replay_topic
+        self._replay_topic = framing.replay_topic
         self._sequence = 0
         self._ring: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._context = zmq.asyncio.Context()
         self._publications = self._context.socket(zmq.PUB)
         self._publications.set_hwm(_HIGH_WATER)
-        # its queue stays at ZMQ's 1000, as vLLM's: a long replay to a slow reader loses messages
+        # its queue stays at ZMQ's 1000, as the engines': a long replay to a slow reader loses messages
         self._replays = self._context.socket(zmq.ROUTER)
         try:
             self._bind(self._publications, "events_port", settings.host, settings.events_port)
@@ -59,7 +68,7 @@ class Publisher:
         while True:
             frames = await self._replays.recv_multipart()
             if len(frames) != 3:
-                # vLLM answers nothing here, not even the end mark
+                # engines answer nothing here, not even the end mark
                 log.warning("simulator.replay_refused", replica=self._name, rank=self._rank, parts=len(frames))
                 continue
             client, _, start = frames

@@ -2,35 +2,78 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from ops.simulator.block_pool import BlockPool
-from ops.simulator.chain import HashScheme
-from ops.simulator.dialect import Dialect
-from ops.simulator.engine import Engine, Finished, Limits, Plan, Request
-from ops.simulator.publisher import Publisher
-from ops.simulator.settings import SimulatorSettings
-from ops.simulator.wire import encode_batch
+from ops.simulator.publisher import Framing, Publisher
+from ops.simulator.settings import ServerSettings
 from schemas.errors import Unavailable
+
+Encode = Callable[[float, Sequence[Any], int], bytes]
+"""Return the payload of a batch: its time, its events, its rank."""
+
+
+class Plan(Protocol):
+    """Who computes what in one step."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Return the tokens of prompts."""
+
+    @property
+    def decodes(self) -> int:
+        """Return the requests that get their next token."""
+
+
+class Outcome(Protocol):
+    """What one step leaves behind."""
+
+    @property
+    def finished(self) -> Sequence[Any]:
+        """Return the requests that ended, each with its `request`."""
+
+    @property
+    def events(self) -> Sequence[Any]:
+        """Return what is to be published."""
+
+
+class Engine(Protocol):
+    """What a rank steps: a simulated vLLM or SGLang."""
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a step would do something."""
+
+    def submit(self, request: Any) -> None:
+        """Queue a request, or raise BadRequest."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Clear the cache unless a request runs."""
+
+    def schedule(self) -> Any:
+        """Return the next step's Plan."""
+
+    def complete(self, plan: Any) -> Outcome:
+        """End a step."""
 
 
 class Rank:
     """Owns one engine and its publisher; `run` is the only task that steps it."""
 
-    def __init__(self, settings: SimulatorSettings, number: int, root: bytes, dialect: Dialect) -> None:
+    def __init__(self, settings: ServerSettings, number: int, engine: Engine, encode: Encode, framing: Framing) -> None:
         self.number = number
-        self.publisher = Publisher(settings, number, dialect)
+        self.publisher = Publisher(settings, number, framing)
         self._settings = settings
-        self._dialect = dialect
-        self._engine = Engine(
-            BlockPool(settings.blocks, settings.block_size, unhashed_first=dialect.unhashed_first),
-            HashScheme(root, settings.block_size, dialect.tagged_keys),
-            dialect,
-            Limits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.model_len),
-        )
-        self._answers: dict[str, asyncio.Future[Finished]] = {}
+        self._engine = engine
+        self._encode = encode
+        self._answers: dict[str, asyncio.Future[Any]] = {}
         self._work = asyncio.Event()
+        self._work.set()  # some engines publish before the first request
 
-    async def answer(self, request: Request) -> Finished:
+    async def answer(self, request: Any) -> Any:
         """Run one request to its end; cancelled, the request is aborted.
 
         Raises:
@@ -38,7 +81,7 @@ class Rank:
             Unavailable: the engine stopped.
         """
         self._engine.submit(request)
-        answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[request.id] = answer
         self._work.set()
         try:
@@ -49,7 +92,9 @@ class Rank:
 
     def reset_prefix_cache(self) -> bool:
         """Clear the cache unless a request runs; subscribers hear of it with the next step."""
-        return self._engine.reset_prefix_cache()
+        done = self._engine.reset_prefix_cache()
+        self._work.set()
+        return done
 
     async def run(self) -> None:
         """Step while there is work, until cancelled; then whoever still waits is told."""
@@ -57,7 +102,7 @@ class Rank:
             while True:
                 await self._work.wait()
                 self._work.clear()
-                while self._engine.running or self._engine.waiting:
+                while self._engine.busy:
                     await self._step()
         finally:
             for answer in self._answers.values():
@@ -69,8 +114,7 @@ class Rank:
         await asyncio.sleep(self._duration_s(plan))
         outcome = self._engine.complete(plan)
         if outcome.events:
-            payload = encode_batch(time.time(), outcome.events, self.number, self._dialect)
-            await self.publisher.publish(payload)
+            await self.publisher.publish(self._encode(time.time(), outcome.events, self.number))
         for finished in outcome.finished:
             answer = self._answers.pop(finished.request.id, None)
             if answer is not None and not answer.done():

@@ -1,4 +1,4 @@
-"""What can be set of a simulated engine; names are vLLM's where it has one."""
+"""What can be set of a simulated engine; names are the engine's own where it has one."""
 
 import msgspec
 
@@ -8,19 +8,12 @@ from schemas.errors import ConfigError
 _MAX_PORT = 65_535
 
 
-class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One simulated engine of one or more data-parallel ranks."""
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every simulated engine has, of one or more data-parallel ranks: a name, a speed, ports."""
 
     name: str = "sim"  # of the replica, in logs
     model: str = "simulated"
-    adapters: dict[str, str] = {}  # name of a LoRA adapter -> its path, which 0.31 and newer hash
-    version: str = "0.32.0"  # of vLLM
-    block_size: int = 16  # tokens
-    blocks: int = 1024  # of each rank, block 0 included, which vLLM never uses
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 8192  # of one step
-    max_model_len: int = 0  # tokens; 0: as many as the blocks hold
-    hash_seed: str | None = None  # PYTHONHASHSEED
+    adapters: dict[str, str] = {}  # name of a LoRA adapter -> its path, which vLLM 0.31 and newer hash
     prefill_tokens_per_s: float = 0.0  # of a rank; 0: as fast as possible
     decode_tokens_per_s: float = 0.0  # of each running request; 0: as fast as possible
     host: str = "127.0.0.1"  # that all ports are bound on
@@ -37,22 +30,12 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Return the ranks' numbers."""
         return range(self.rank, self.rank + self.data_parallel_size)
 
-    @property
-    def model_len(self) -> int:
-        """Return the tokens that a request may have, its completion included."""
-        capacity = (self.blocks - 1) * self.block_size
-        return self.max_model_len or capacity
-
     def check(self) -> None:
         """Raise ConfigError, naming the setting, where a value cannot be used."""
-        dialect_of(self.version)
-        for field in ("block_size", "max_num_seqs", "max_num_batched_tokens", "buffer_steps", "data_parallel_size"):
-            _at_least(field, getattr(self, field), 1)
-        _at_least("blocks", self.blocks, 2)
-        for field in ("prefill_tokens_per_s", "decode_tokens_per_s", "rank", "max_model_len"):
-            _at_least(field, getattr(self, field), 0)
-        if self.max_model_len > (self.blocks - 1) * self.block_size:
-            raise ConfigError(f"max_model_len: {self.max_model_len} tokens do not fit into {self.blocks} blocks")
+        for field in ("buffer_steps", "data_parallel_size"):
+            at_least(field, getattr(self, field), 1)
+        for field in ("prefill_tokens_per_s", "decode_tokens_per_s", "rank"):
+            at_least(field, getattr(self, field), 0)
         if self.model in self.adapters:
             raise ConfigError(f"adapters: {self.model!r} is the model's name")
         self._check_ports()
@@ -71,6 +54,36 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 owners[port] = field
 
 
-def _at_least(field: str, value: float, least: int) -> None:
+class SimulatorSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One simulated vLLM engine."""
+
+    version: str = "0.32.0"  # of vLLM
+    block_size: int = 16  # tokens
+    blocks: int = 1024  # of each rank, block 0 included, which vLLM never uses
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 8192  # of one step
+    max_model_len: int = 0  # tokens; 0: as many as the blocks hold
+    hash_seed: str | None = None  # PYTHONHASHSEED
+
+    @property
+    def model_len(self) -> int:
+        """Return the tokens that a request may have, its completion included."""
+        capacity = (self.blocks - 1) * self.block_size
+        return self.max_model_len or capacity
+
+    def check(self) -> None:
+        """Raise ConfigError, naming the setting, where a value cannot be used."""
+        dialect_of(self.version)
+        for field in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            at_least(field, getattr(self, field), 1)
+        at_least("blocks", self.blocks, 2)
+        at_least("max_model_len", self.max_model_len, 0)
+        if self.max_model_len > (self.blocks - 1) * self.block_size:
+            raise ConfigError(f"max_model_len: {self.max_model_len} tokens do not fit into {self.blocks} blocks")
+        super().check()
+
+
+def at_least(field: str, value: float, least: int) -> None:
+    """Raise ConfigError where a setting is less than that."""
     if value < least:
         raise ConfigError(f"{field}: {value} is less than {least}")

@@ -24,12 +24,11 @@ from ops.simulator.dialect import dialect_of
 from ops.simulator.engine import Engine, Limits, Request
 from ops.simulator.publisher import END_SEQUENCE, Publisher
 from ops.simulator.server import run_engine
-from ops.simulator.settings import SimulatorSettings
+from ops.simulator.settings import ServerSettings, SimulatorSettings
 from ops.simulator.wire import encode_batch
+from relays.decoders import decoder_of
 from relays.dialects import EngineSettings, vllm_profile
-from relays.engine import decoder_source
 from relays.mirror import Mirror
-from relays.vllm import decode
 from schemas.errors import ConfigError
 from schemas.profiles import Profile
 from tests.support.waiting import until
@@ -82,7 +81,8 @@ async def _step_and_compare(
     events = engine.step().events if engine.running or engine.waiting else []
     if events:
         await publisher.publish(encode_batch(time.time(), events, 0, dialect_of(profile.version)))
-        decoded = decode(await messages(), decoder_source(profile))
+        _, sequence, payload = await messages()
+        decoded = decoder_of(profile)(int.from_bytes(sequence, "big"), payload)
         assert not decoded.rejects
         mirror.apply(decoded.events)
     if events or not engine.waiting:
@@ -331,7 +331,7 @@ def free_ports(count: int) -> range:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: SimulatorSettings) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
     """Run an engine, and stop it at the end."""
     engine = asyncio.create_task(run_engine(settings))
     try:

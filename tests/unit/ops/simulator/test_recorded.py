@@ -1,8 +1,6 @@
 """The simulated engine beside recorded ones: hashes, payloads, and all that they did."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,15 +15,12 @@ from ops.simulator.engine import Engine, Limits, Request
 from ops.simulator.wire import encode_batch
 from schemas.batches import Batch
 from schemas.vllm import ArrayEvent, BlockStored, Event
-
-RECORDINGS = Path(__file__).parents[3] / "data" / "vllm"
-CAPTURES = Path(os.environ.get("KVATLAS_CAPTURES", "captures"))
-FOLDERS = [RECORDINGS, CAPTURES, CAPTURES / "vllm"]
+from tests.support.captures import SHORT, recording_of
 
 
 @pytest.mark.parametrize("name", ["0.14.1-salt-lora", "0.32.0-salt-lora", "0.32.0-mm-llava"])
 def test_a_recorded_batch_is_written_byte_for_byte(name: str) -> None:
-    capture = load_capture(RECORDINGS / name)
+    capture = load_capture(SHORT / name)
     for payload, batch, events in batches(capture):
         rank = batch.data_parallel_rank
         assert rank is not None
@@ -35,7 +30,7 @@ def test_a_recorded_batch_is_written_byte_for_byte(name: str) -> None:
 @pytest.mark.parametrize("name", ["0.14.1-salt-lora", "0.32.0-salt-lora"])
 def test_recorded_hashes_of_prompts_with_and_without_salt_are_recomputed(name: str) -> None:
     """Those of adapters are left out: from 0.31 on they need the adapter's path, which no recording tells."""
-    capture = load_capture(RECORDINGS / name)
+    capture = load_capture(SHORT / name)
     size = capture.meta["block_size"]
     scheme = HashScheme(root_of(capture.meta["env"]["PYTHONHASHSEED"]), size, dialect_of(capture.version).tagged_keys)
     outputs = {entry["rid"]: entry["output_token_ids"] for entry in capture.log if entry["ev"] == "finish"}
@@ -59,10 +54,7 @@ def test_recorded_hashes_of_prompts_with_and_without_salt_are_recomputed(name: s
 )
 def test_a_recorded_engine_and_the_simulated_one_write_the_same_bytes(name: str) -> None:
     """Hits, duplicates, evictions, preemptions, aborts and resets happen as in the real engine."""
-    folder = next((root / name for root in FOLDERS if (root / name).exists()), None)
-    if folder is None:
-        pytest.skip(f"{name} is not in the folder that KVATLAS_CAPTURES names")
-    capture = load_capture(folder)
+    capture = load_capture(recording_of("vllm", name))
     engine = _recorded_engine(capture)
     published = {frame.step: frame.parts[2] for frame in capture.published}
     cached = {entry["rid"]: entry["num_cached_tokens"] for entry in capture.log if entry["ev"] == "scheduled"}

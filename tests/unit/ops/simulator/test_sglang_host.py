@@ -3,6 +3,7 @@
 import pytest
 
 from ops.simulator.sglang.cache import Cache
+from ops.simulator.sglang.dialect import dialect_of
 from ops.simulator.sglang.events import HOST
 from ops.simulator.sglang.pages import key_of
 from tests.support.sglang_cache import SIZE, cache_of, fill, key, told
@@ -138,7 +139,7 @@ def test_write_back_without_room_drops_what_hangs_below() -> None:
 
 def test_a_short_run_is_computed_again() -> None:
     """Fewer than ten tokens are not loaded back; their host copies stay where they are."""
-    cache = Cache(cache_of()._dialect, 4, 10, host_pages=20)
+    cache = Cache(dialect_of("0.5.23"), 4, 10, host_pages=20)
     tokens = list(range(12))
     for end in (4, 12):
         cache.take(end // 4 - cache.match(key_of(tokens[:end], PLAIN, 4, pairs=False)).device_pages)
@@ -160,7 +161,6 @@ def test_a_load_without_room_is_not_made() -> None:
     cache.take(2)
     assert cache.load_back(cache.match(key(1, 2))) == 0
     assert cache.match(key(1, 2)).host_pages == 2
-    assert not cache.unsettled or cache.take_events()
 
 
 def test_a_page_computed_again_takes_its_place_on_the_device() -> None:

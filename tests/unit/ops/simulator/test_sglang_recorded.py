@@ -1,8 +1,6 @@
 """The simulated SGLang cache beside recorded ones: hashes, payloads, and all that they did."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +15,9 @@ from ops.simulator.sglang.tree import Match
 from ops.simulator.sglang.wire import encode_batch
 from schemas.batches import Batch
 from schemas.sglang import ArrayEvent, BlockStored, BlockStoredArray, Event
-from tests.support.sglang_frames import RECORDED, Message, recorded_messages
+from tests.support.captures import recording_of
+from tests.support.sglang_frames import Message, recorded_messages
 
-CAPTURES = Path(os.environ.get("KVATLAS_CAPTURES", "captures"))
-FOLDERS = [RECORDED, CAPTURES, CAPTURES / "sglang"]
 MODELLED = [
     *(f"0.5.10.post1-{name}" for name in ("eagle-p16", "namespaces", "plain-p1", "repeat-split")),
     *(f"0.5.18-{name}" for name in ("eagle-p16", "namespaces", "plain-p1", "repeat-split")),
@@ -39,10 +36,7 @@ ADAPTER_ID = "0123456789abcdef0123456789abcdef"  # in the recordings of namespac
 @pytest.mark.parametrize("name", MODELLED)
 def test_a_recorded_cache_and_the_simulated_one_write_the_same_bytes(name: str) -> None:
     """Hits in both tiers, splits, evictions, backups, loads and resets happen as in the real cache."""
-    folder = next((root / name for root in FOLDERS if (root / name).exists()), None)
-    if folder is None:
-        pytest.skip(f"{name} is not in the folder that KVATLAS_CAPTURES names")
-    capture = load_capture(folder)
+    capture = load_capture(recording_of("sglang", name))
     recorded = _Recorded(capture)
     for entry in capture.log:
         recorded.follow(entry)
