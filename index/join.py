@@ -1,131 +1,133 @@
-"""A replica's own blocks and those of the pools that it reads, joined into one reach, in tokens; pure.
+"""A replica's own blocks, continued from one of the pools that it reads, in tokens; pure.
 
-Units may differ (blocks of 16 beside chunks of 256): a reach goes on at a position where any source has the whole
-retrieval unit that covers it. Pools count for models with one full-attention class; a window's or a state's blocks in
-a pool are not told apart by its events, and earn nothing.
+An engine asks for what its own tiers lack at one place: vLLM's MultiConnector loads from the first connector that has
+more than the device, and from no other. So a replica's own lower tiers come first, then its pools in the order in which
+its profile names them, and the first that has more gives all that is loaded. Units may differ (blocks of 16 beside
+chunks of 256). Pools count for models with one full-attention class; a window's or a state's blocks in a pool are not
+told apart by its events, and earn nothing.
+
+Source: vLLM distributed/kv_transfer/kv_connector/v1/multi_connector.py (get_num_new_matched_tokens).
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
-from index.match import Reach, Rules, Run, reusable_tokens
-from schemas.profiles import TIERS, Tier
+from index.match import Reach, Rules, Run
+from schemas.profiles import TIERS, Profile, Tier
 
 
-class PoolRuns(NamedTuple):
-    """One pool's part of a prompt's chain, in the pool's own unit."""
+class PoolPart:
+    """One pool's part of a prompt's chain, as far as its reader can read its tiers; the same for all such readers."""
 
-    name: str
-    runs: Sequence[Run]
-    rules: Rules
-    chunk: int  # retrieval unit, in blocks of the pool's unit
-    tiers: frozenset[Tier]  # that the replica can read
-    from_start: bool = False  # it is looked up from the prompt's start, not from where the device ends
-    last_token: bool = False  # a load may cover the prompt's last token, which is then computed again
+    def __init__(self, pool: Profile, rules: Rules, runs: Sequence[Run], tiers: Iterable[Tier]) -> None:
+        """Prepare what readers ask.
 
+        Args:
+            rules: of the pool.
+            runs: its blocks along the chain, in its own unit.
+            tiers: of the pool, that the reader can read.
 
-class _Source(NamedTuple):
-    """Where tokens can be had in one place, fastest place first."""
+        Cost: O(runs).
+        """
+        self.name = pool.name
+        self._from_start = pool.lookup_from_start
+        self._last_token = max((tier.last_token for tier in pool.tiers), key=_LAST_TOKENS.index)
+        self._unit = rules.unit
+        # a name stands for a whole retrieval unit, whose last block it marks (DESIGN 4.12)
+        chunk = max(tier.chunk for tier in pool.tiers)
+        self._chunk_tokens = chunk * rules.unit
+        self._starts: list[int] = []  # tokens; whole chunks in one tier
+        self._ends: list[int] = []
+        self._tiers: list[Tier] = []
+        self._reaches: list[int] = []  # where the unbroken stretch that a part belongs to ends
+        readable = frozenset(tiers)
+        bits = [
+            (bit, TIERS[place]) for rule in rules.classes for bit, place in rule.tier_bits if TIERS[place] in readable
+        ]
+        for run in runs:
+            tier = next((tier for bit, tier in bits if run.residency & bit), None)
+            first, last = run.start // chunk, (run.start + run.length) // chunk
+            if tier is not None and last > first:
+                self._add(first * self._chunk_tokens, last * self._chunk_tokens, tier)
+        self._find_reaches()
 
-    speed: tuple[int, int]  # own tiers before pools, then by tier
-    pool: str | None
-    tier: Tier
-    starts: list[int]  # tokens
-    ends: list[int]
-    last_token: bool = False
+    def reach(self, own_tokens: int, prompt_tokens: int, *, whole_prompt: bool = False) -> int:
+        """Return where a prompt's prefix ends that a replica has with this pool: `own_tokens` where that adds nothing.
 
-    def end_from(self, position: int) -> int:
-        """Return where the interval that covers `position` ends, or `position`."""
-        number = bisect_right(self.starts, position) - 1
-        return max(position, self.ends[number]) if number >= 0 else position
+        Args:
+            own_tokens: what its own tiers have.
+            whole_prompt: the last token need not be computed.
 
-
-def joined_tokens(
-    own: Sequence[Run], rules: Rules, pools: Iterable[PoolRuns], prompt_tokens: int, *, whole_prompt: bool = False
-) -> Reach:
-    """Return the longest prefix that a replica would reuse from its own tiers and its pools.
-
-    A reach alternates between sources where the profile's tiers are mixed; behind vLLM's connectors it is the device's
-    hit, continued by lower tiers and pools. The tokens split by the fastest source at each position.
-    """
-    alone = reusable_tokens(own, rules, prompt_tokens, whole_prompt=whole_prompt)
-    listed = [pool for pool in pools if pool.runs]
-    plain = len(rules.classes) <= 1 and all(group.kind == "full" for group in rules.classes)
-    if not listed or not plain or not rules.unit or (rules.upper_bound and not rules.credit):
-        return alone
-    device = alone.by_tier.get("gpu", 0) if rules.lower is not None else 0
-    own_sources = _own_sources(own, rules, lower_only=rules.lower is not None)
-    sources = sorted([*own_sources, *(source for pool in listed for source in _pool_sources(pool))])
-    limit = prompt_tokens if whole_prompt else prompt_tokens - 1
-    reach = device
-    while (further := max((source.end_from(reach) for source in sources), default=reach)) > reach:
-        reach = further
-    if reach > limit and not any(source.last_token and source.end_from(limit) > limit for source in sources):
-        limit = limit // rules.unit * rules.unit
-    reach = max(device, min(reach, limit))
-    if reach <= alone.tokens:
-        return alone
-    return _split(sources, device, reach, rules.upper_bound)
-
-
-def _own_sources(runs: Sequence[Run], rules: Rules, *, lower_only: bool) -> list[_Source]:
-    sources: list[_Source] = []
-    for group in rules.classes:
-        for bit, position in group.tier_bits:
-            if lower_only and position == 0:
-                continue
-            chunk = rules.lower.chunk if rules.lower is not None and position else 1
-            starts, ends = _intervals(runs, bit, rules.unit, group.block * chunk)
-            sources.append(_Source((0, position), None, TIERS[position], starts, ends))
-    return sources
-
-
-def _pool_sources(pool: PoolRuns) -> list[_Source]:
-    sources: list[_Source] = []
-    for group in pool.rules.classes:
-        for bit, position in group.tier_bits:
-            if TIERS[position] in pool.tiers:
-                starts, ends = _intervals(pool.runs, bit, pool.rules.unit, group.block * pool.chunk)
-                if pool.from_start:
-                    starts, ends = (starts[:1], ends[:1]) if starts[:1] == [0] else ([], [])
-                sources.append(_Source((1, position), pool.name, TIERS[position], starts, ends, pool.last_token))
-    return sources
-
-
-def _intervals(runs: Sequence[Run], bit: int, unit: int, block: int) -> tuple[list[int], list[int]]:
-    """Return the tokens that whole blocks cover; a block is marked at its last unit."""
-    starts: list[int] = []
-    ends: list[int] = []
-    per_block = block // unit
-    for run in runs:
-        if not run.residency & bit:
-            continue
-        first, last = run.start // per_block * block, (run.start + run.length) // per_block * block
-        if last > first and ends and ends[-1] == first:
-            ends[-1] = last
-        elif last > first:
-            starts.append(first)
-            ends.append(last)
-    return starts, ends
-
-
-def _split(sources: Sequence[_Source], device: int, reach: int, upper_bound: bool) -> Reach:
-    """Return the reach with each position under its fastest source; `sources` are in that order."""
-    edges = {device, reach}
-    for source in sources:
-        edges.update(edge for edge in (*source.starts, *source.ends) if device < edge < reach)
-    ordered = sorted(edges)
-    by_tier: dict[Tier, int] = {"gpu": device} if device else {}
-    pools: dict[str, dict[Tier, int]] = {}
-    for start, end in pairwise(ordered):
-        source = next(source for source in sources if source.end_from(start) > start)
-        tokens = end - start
-        if source.pool is None:
-            by_tier[source.tier] = by_tier.get(source.tier, 0) + tokens
+        Cost: O(log runs).
+        """
+        end = self._end_from(0 if self._from_start else own_tokens)
+        if whole_prompt or self._last_token == "counted":
+            end = min(end, prompt_tokens)
+        elif self._last_token == "uncounted":
+            end = min(end, prompt_tokens - 1)
         else:
-            by_tier["pool"] = by_tier.get("pool", 0) + tokens
-            tiers = pools.setdefault(source.pool, {})
-            tiers[source.tier] = tiers.get(source.tier, 0) + tokens
-    return Reach(reach, by_tier, upper_bound, pools)
+            end = min(end, (prompt_tokens - 1) // self._unit * self._unit)
+        least = 1 if self._from_start else self._chunk_tokens  # OffloadingConnector loads no less than a chunk
+        return end if end - own_tokens >= least else own_tokens
+
+    def split(self, first: int, last: int) -> dict[Tier, int]:
+        """Return the tokens of [first, last), all of which this pool has, by its tiers."""
+        by_tier: dict[Tier, int] = {}
+        for number in range(bisect_right(self._starts, first) - 1, len(self._starts)):
+            start, end = max(first, self._starts[number]), min(last, self._ends[number])
+            if end <= start:
+                break
+            tier = self._tiers[number]
+            by_tier[tier] = by_tier.get(tier, 0) + end - start
+        return by_tier
+
+    def _add(self, start: int, end: int, tier: Tier) -> None:
+        if self._ends and self._ends[-1] == start and self._tiers[-1] == tier:
+            self._ends[-1] = end
+            return
+        self._starts.append(start)
+        self._ends.append(end)
+        self._tiers.append(tier)
+
+    def _find_reaches(self) -> None:
+        self._reaches = list(self._ends)
+        for number in range(len(self._ends) - 2, -1, -1):
+            if self._ends[number] == self._starts[number + 1]:
+                self._reaches[number] = self._reaches[number + 1]
+
+    def _end_from(self, position: int) -> int:
+        """Return where the unbroken stretch that covers a position ends, or the position."""
+        number = bisect_right(self._starts, position) - 1
+        covered = number >= 0 and self._ends[number] > position
+        return self._reaches[number] if covered else position
+
+
+_LAST_TOKENS = ("never", "uncounted", "counted")
+
+
+def reads_pools(profile: Profile) -> bool:
+    """Return whether what a pool has says anything of a replica: one class of full attention, as far as is known."""
+    classes = {group.group_class for group in profile.groups} or {pair.group_class for pair in profile.pairs}
+    return bool(profile.unit) and len(classes) <= 1 and all(known.kind == "full" for known in classes)
+
+
+def with_pools(
+    own: Reach, rules: Rules, pools: Iterable[PoolPart], prompt_tokens: int, *, whole_prompt: bool = False
+) -> Reach:
+    """Return what a replica would reuse from its own tiers and its pools.
+
+    Args:
+        own: what it would reuse without pools.
+        rules: of its profile.
+        pools: that it reads, in the order in which it asks them.
+    """
+    if rules.upper_bound and not rules.credit:
+        return own
+    if rules.lower is not None and own.tokens > own.by_tier.get("gpu", 0):
+        return own  # its own connector has more than the device, and is the one that loads
+    for pool in pools:
+        reach = pool.reach(own.tokens, prompt_tokens, whole_prompt=whole_prompt)
+        if reach > own.tokens:
+            by_tier: dict[Tier, int] = {**own.by_tier, "pool": reach - own.tokens}
+            return Reach(reach, by_tier, own.upper_bound, {pool.name: pool.split(own.tokens, reach)})
+    return own

@@ -16,6 +16,8 @@ Connector = Literal["none", "offloading", "simple_cpu"]
 TRTLLM_BLOCK_SIZE = 32
 """`tokens_per_block` of TensorRT-LLM's KvCacheConfig, which its JSON does not say."""
 
+_MAX_SHARDS = 64
+
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of vLLM's block hashes where PYTHONHASHSEED is unset, 0.30 and newer (v1/core/kv_cache_utils.py)."""
 
@@ -54,11 +56,16 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What an operator says of a store that names blocks by engine hash; its events say none of it."""
 
     block_size: int  # tokens of the replicas' blocks
-    blocks_per_chunk: int = 1  # that one name stands for: llm-d's file
-    tp_size: int = 1  # shards of a block that must all be there: Mooncake
+    blocks_per_chunk: int = 1  # that one name stands for: llm-d's file, or a Mooncake object
+    tp_size: int = (
+        1  # Mooncake: objects that a block has by tensor-parallel rank, at most one a KV head; all are needed
+    )
+    pcp_size: int = 1  # and by rank of prefill context, decode context and pipeline parallelism
+    dcp_size: int = 1
+    pp_size: int = 1
     key_pattern: str = ""  # Mooncake; empty: vLLM's store connector's
     hash_algorithm: str = "sha256"
-    hash_seed: str | None = None  # of the engines that write it
+    hash_seed: str | None = DEFAULT_SEED  # of the engines that write it
     max_age_s: float = 3600.0  # of what may have gone without an event
     models: dict[str, str] = {}  # the store's name of a model -> ours; a name that is not here is ours already
 
@@ -66,14 +73,25 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def pool_profile(kind: str, model: str, name: str, settings: PoolSettings) -> Profile:
     """Return the profile of one model's part of a pool.
 
-    Source: engines/other-engines.md 4.1 (Mooncake) and 7.2 (llm-d).
+    llm-d's files are loaded by vLLM's OffloadingConnector, which continues where the device ends, in whole files, and
+    may load a prompt's last token. Mooncake's store connector looks a prompt up from its start; where all of it is
+    there, it looks again below the last token (earlier releases left out that token alone: a block more than is said).
+
+    Source: engines/other-engines.md 4.1 (Mooncake) and 7.2 (llm-d); vLLM distributed/kv_transfer/kv_connector/v1/
+    mooncake/store/scheduler.py (get_num_new_matched_tokens), store/worker.py (lookup), offloading/scheduler.py;
+    llm-d-kv-cache llmd_fs_backend/spec.py.
     """
     if kind == "lmcache":
         return lmcache_profile(model, name, settings.block_size)
     if kind not in ("mooncake", "llmd"):
         raise ConfigError(f"pool: {kind!r} is not known; known: llmd, lmcache, mooncake")
-    if settings.block_size < 1 or settings.tp_size < 1 or settings.blocks_per_chunk < 1:
-        raise ConfigError("pool: block_size, tp_size and blocks_per_chunk are at least 1")
+    if min(settings.block_size, settings.blocks_per_chunk) < 1 or settings.max_age_s <= 0:
+        raise ConfigError("pool: block_size and blocks_per_chunk are at least 1, max_age_s is above 0")
+    shards = settings.tp_size * settings.pcp_size * settings.dcp_size * settings.pp_size
+    if not 1 <= shards <= _MAX_SHARDS:
+        raise ConfigError(
+            f"pool: tp_size, pcp_size, dcp_size and pp_size give {shards} objects a block, 1 to 64 may be"
+        )
     return Profile(
         model=model,
         name=name,
@@ -83,11 +101,15 @@ def pool_profile(kind: str, model: str, name: str, settings: PoolSettings) -> Pr
         unit=settings.block_size,
         alignment=settings.block_size,
         # the shards of a block are groups of one class: all must have it
-        groups=tuple(Group(shard, "full", settings.block_size) for shard in range(settings.tp_size)),
-        tiers=tuple(TierProfile(tier, chunk=settings.blocks_per_chunk) for tier in ("host", "disk")),
+        groups=tuple(Group(shard, "full", settings.block_size) for shard in range(shards)),
+        tiers=tuple(
+            TierProfile(tier, chunk=settings.blocks_per_chunk, last_token="counted" if kind == "llmd" else "never")
+            for tier in ("host", "disk")
+        ),
         tier_walk="mixed",
         removal="one_for_all_tiers",
         hash_only_stores=True,
+        lookup_from_start=kind == "mooncake",
         replay="none",
         hash=HashScheme(settings.hash_algorithm, settings.hash_seed, 64),
         max_age_s=settings.max_age_s,

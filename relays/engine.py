@@ -63,9 +63,8 @@ class EngineRank:
         """Take in the attention windows that announce blocks, largest first."""
         self.mirror.learn_windows(sizes)
 
-    def expire(self, now_s: float) -> None:
-        """Forget copies past their age, in tiers whose copies nothing may ever remove."""
-        max_age_s = self.mirror.profile.max_age_s
+    def expire(self, now_s: float, max_age_s: float | None) -> None:
+        """Forget copies past this age, in tiers whose copies nothing may ever remove."""
         if max_age_s is not None:
             self.mirror.expire(now_s, max_age_s)
 

@@ -32,11 +32,19 @@ class Follower:
         *,
         on_profile: Callable[[Profile], None],
         on_record: Callable[[str, Record], None],
+        on_caught_up: Callable[[], None],
     ) -> None:
+        """Prepare.
+
+        Args:
+            models: whose events are followed; `on_record` gets the model with each record.
+            on_caught_up: all that was there at the start has been read; called again after errors.
+        """
         self._client = client
         self._models = {events_topic(model): model for model in models}
         self._on_profile = on_profile
         self._on_record = on_record
+        self._on_caught_up = on_caught_up
         self._positions: dict[TopicPartition, int] = {}
 
     async def run(self) -> None:
@@ -49,7 +57,10 @@ class Follower:
                 await consumer.start()
                 # profiles first: they say which replicas' names are the pool's
                 await self._read(consumer, await _partitions(consumer, [REPLICAS]), to_the_end=True)
-                await self._read(consumer, await _partitions(consumer, [REPLICAS, *self._models]), to_the_end=False)
+                partitions = await _partitions(consumer, [REPLICAS, *self._models])
+                await self._read(consumer, partitions, to_the_end=True)
+                self._on_caught_up()
+                await self._read(consumer, partitions, to_the_end=False)
             except (KafkaError, OSError) as error:
                 log.warning("relay.broker_unavailable", error=str(error), pause_s=_PAUSE_S)
             finally:

@@ -95,6 +95,7 @@ def lmcache_profile(model: str, name: str, chunk: int = CHUNK) -> Profile:
         removal="one_for_copies",
         lookup_from_start=True,
         hidden_namespaces=("salt", "adapter"),
+        marks=("namespaces_unchecked",),  # a chunk that only a salted prompt stored is credited to plain ones
         hash=HashScheme("blake3", None, _NAME_BITS),
     )
 

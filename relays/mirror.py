@@ -138,7 +138,6 @@ class Mirror:
             for pair in list(entry.copies):
                 self._drop_copies(entry, pair)
             self._touch(entry)
-        self._ages.clear()
         self._settle()
 
     def say_again(self) -> None:
@@ -178,13 +177,12 @@ class Mirror:
         """Forget copies stored longer ago than that, in tiers whose copies nothing may ever remove; return how many."""
         expired = 0
         while self._ages and next(iter(self._ages.values())) + max_age_s < now_s:
-            (name, tier), _ = self._ages.popitem(last=False)
+            (name, pair), _ = self._ages.popitem(last=False)
             entry = self._entries.get(name)
             if entry is not None:
-                for pair in [pair for pair in entry.copies if pair % _TIER_COUNT == _TIER_NUMBER[tier]]:
-                    self._drop_copies(entry, pair)
-                    expired += 1
+                self._drop_copies(entry, pair)
                 self._touch(entry)
+                expired += 1
         self.counts["expired"] += expired
         self._settle()
         return expired
@@ -240,6 +238,13 @@ class Mirror:
         """Return our hashes of the blocks that these engine hashes name, as far as they are known."""
         entries = (self._entries.get(name) for name in names)
         return {entry.node.hash for entry in entries if entry is not None and entry.node is not None}
+
+    def names_of(self, block_hashes: Iterable[int]) -> Iterator[EngineHash]:
+        """Yield what the engine calls these blocks, as far as each is known here by one name."""
+        for block_hash in block_hashes:
+            node = self._nodes.get(block_hash)
+            if node is not None and len(node.entries) == 1:
+                yield node.entries[0].name
 
     def is_ambiguous(self, block_hashes: Iterable[int]) -> bool:
         """Return whether two live engine hashes claim one of these blocks."""
@@ -383,8 +388,8 @@ class Mirror:
             entry.copies[pair] = entry.copies.get(pair, 0) + 1
         self._touch(entry)
         if self.profile.ages(tier):
-            self._ages[name, tier] = self._now_s
-            self._ages.move_to_end((name, tier))
+            self._ages[name, pair] = self._now_s
+            self._ages.move_to_end((name, pair))
         stamps = self._stamps.get(tier)
         if stamps is not None:
             self._stamp((name, pair), tier, stamps)
@@ -601,6 +606,7 @@ class Mirror:
     def _drop_copies(self, entry: Entry, pair: int) -> None:
         if entry.copies.pop(pair, None) is not None:
             self._held[pair % _TIER_COUNT] -= 1
+        self._ages.pop((entry.name, pair), None)
         stamps = self._stamps.get(TIERS[pair % _TIER_COUNT])
         if stamps is not None:
             stamps.pop((entry.name, pair), None)
@@ -718,7 +724,7 @@ class Mirror:
         self._held = [0] * _TIER_COUNT  # (engine hash, group) pairs with copies, by tier
         self._ambiguous: set[int] = set()
         self._unplaced: OrderedDict[EngineHash, None] = OrderedDict()
-        self._ages: OrderedDict[tuple[EngineHash, Tier], float] = OrderedDict()  # when a copy was stored last
+        self._ages: OrderedDict[Copy, float] = OrderedDict()  # when a copy was stored last, where copies age
         self._stamps: dict[Tier, dict[Copy, int]] = {
             tier.name: {} for tier in self.profile.tiers if tier.capacity is not None and tier.name != "gpu"
         }

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 
 from index.hashing import unpack_hashes
 from relays.dialects import PoolSettings, pool_profile
-from relays.engine_events import EngineEvent
+from relays.engine_events import EngineEvent, EngineHash, Stored
 from relays.mirror import Limits, Mirror
+from relays.pool_past import Told
 from relays.records import Voice
 from schemas.events import BlocksStored, Heartbeat, HolderState, ProfileChanged, Record
-from schemas.profiles import Holder, Profile
+from schemas.profiles import Holder, Profile, join_mismatch
 
 
 class PoolModel:
@@ -33,22 +34,25 @@ class PoolModel:
         self.mismatched: dict[str, str] = {}  # replicas whose names cannot be joined, and why
         self.received: dict[str, int] = {}
         self.holder = Holder(name, None)
-        self._readers: dict[str, Profile] = {}
+        self._readers: set[str] = set()
+        self._heard: set[EngineHash] | None = None  # names in this run's messages, while the past is waited for
         self.mirror = Mirror(pool_profile(kind, model, name, settings), secret=secret, limits=limits)
         self.voice = Voice(self.holder, life)
 
     def read_profile(self, profile: Profile) -> None:
         """Take in what a replica's relay says of it."""
-        uses = [pool for pool in profile.pools if pool.name == self.holder.name and pool.named_by == "engine_hash"]
-        self._readers.pop(profile.name, None)
+        uses = [pool for pool in profile.pools if pool.name == self.holder.name]
+        self._readers.discard(profile.name)
         self.mismatched.pop(profile.name, None)
         if not uses:
             return
         reason = join_mismatch(self.mirror.profile, profile)
+        if not reason and not profile.tells_engine_hashes:
+            reason = "named_by: tokens, and this store names blocks by engine hash"
         if reason:
             self.mismatched[profile.name] = reason
         else:
-            self._readers[profile.name] = profile
+            self._readers.add(profile.name)
 
     def learn(self, record: Record) -> None:
         """Take in a record of a replica that reads this pool: where its engine's hashes stand."""
@@ -65,22 +69,51 @@ class PoolModel:
     def apply(self, events: Iterable[EngineEvent], source: str, sequence: int, now_s: float) -> None:
         """Apply one message of a publisher."""
         self.received[source] = sequence
-        self.mirror.apply(events, now_s)
+        batch = list(events)
+        if self._heard is not None:
+            for event in batch:
+                self._heard.update(getattr(event, "hashes", ()))
+        self.mirror.apply(batch, now_s)
 
-    def expire(self, now_s: float, *, doubtful: bool) -> None:
-        """Forget copies past their age, half of it while something may have been lost."""
-        max_age_s = self.mirror.profile.max_age_s
+    def await_past(self) -> None:
+        """Remember whose names this run hears, until `restore` or `forget_past`."""
+        self._heard = set()
+
+    def restore(self, told: Told | None, now_s: float) -> int:
+        """Take in what an earlier run had told, but for what this one has heard of; return how many blocks.
+
+        Only blocks whose names are known come back: another could never be removed. Their age begins anew.
+        """
+        heard, self._heard = self._heard, None
+        if told is None or heard is None or not _alike(told.profile, self.mirror.profile):
+            return 0
+        restored: set[EngineHash] = set()
+        for number, pair in enumerate(told.profile.pairs):
+            blocks = [block for block, residency in told.blocks.items() if residency >> number & 1]
+            names = tuple(name for name in self.mirror.names_of(blocks) if name not in heard)
+            groups = [group.index for group in told.profile.groups if group.group_class == pair.group_class]
+            self.mirror.apply(
+                [Stored(hashes=names, tier=pair.tier, group=group, names_chunks=True) for group in groups], now_s
+            )
+            restored.update(names)
+        return len(restored)
+
+    def forget_past(self) -> None:
+        """Do without what an earlier run knew."""
+        self._heard = None
+
+    def expire(self, now_s: float, max_age_s: float | None) -> None:
+        """Forget copies past this age."""
         if max_age_s is not None:
-            self.mirror.expire(now_s, max_age_s / 2 if doubtful else max_age_s)
+            self.mirror.expire(now_s, max_age_s)
 
     def begin_life(self, life: int, *, keep: bool) -> None:
         """Say everything again in a higher life, or begin with nothing; places that were learnt stay."""
-        if keep:
-            self.mirror.say_again()
-        else:
+        if not keep:
             self.mirror.drop_copies()
-            self.mirror.say_again()
             self.received = {}
+            self.forget_past()
+        self.mirror.say_again()
         self.voice = Voice(self.holder, life)
 
     def speak(self, time_s: float) -> Iterator[Record]:
@@ -89,21 +122,21 @@ class PoolModel:
 
     def beat(self, state: HolderState, reason: str, time_s: float) -> Record:
         """Return a heartbeat, which names the replicas that cannot be joined."""
-        parts = [reason, *(f"{name}: {why}" for name, why in sorted(self.mismatched.items()))]
+        parts = [reason, *(f"{name}: {why}" for name, why in sorted(self.mismatched.items())[:_MOST_NAMED])]
+        more = len(self.mismatched) - _MOST_NAMED
+        parts.append(f"{more} replicas more" if more > 0 else "")
         return self.voice.beat(Heartbeat(state, dict(self.received), 1.0, "; ".join(p for p in parts if p)), time_s)
 
 
-def join_mismatch(pool: Profile, replica: Profile) -> str:
-    """Return why a replica's block names are not those of a pool that names blocks by them, or an empty text."""
-    if replica.engine != "vllm":
-        return f"hash_mismatch: {replica.engine} hashes blocks another way than this store's names"
-    if pool.hash.seed is None or replica.hash.seed is None:
-        return "hash_mismatch: the seed of pool or replica is not known"
-    if (pool.hash.algorithm, pool.hash.seed) != (replica.hash.algorithm, replica.hash.seed):
-        return (
-            f"hash_mismatch: {replica.hash.algorithm} with seed {replica.hash.seed!r}, "
-            f"the pool {pool.hash.algorithm} with {pool.hash.seed!r}"
-        )
-    if replica.unit and replica.unit != pool.unit:
-        return f"block_size: {replica.unit}, the pool {pool.unit}"
-    return ""
+_MOST_NAMED = 20  # replicas in one heartbeat's reason
+
+
+def _alike(before: Profile, now: Profile) -> bool:
+    """Return whether an earlier run's residency means the same here."""
+    return (before.dialect, before.unit, before.groups, before.tiers, before.hash) == (
+        now.dialect,
+        now.unit,
+        now.groups,
+        now.tiers,
+        now.hash,
+    )

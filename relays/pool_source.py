@@ -1,46 +1,16 @@
 """One model's part of a pool in its relay's process: how far it is believed, and what it tells."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
 from ops.metrics import RELAY_BLOCKS, RELAY_DOUBTS, RELAY_LIVES
 from relays.engine_events import EngineEvent
-from relays.lossy import LossySequence
+from relays.lossy import Belief, Origin
 from relays.pool import PoolModel
+from relays.pool_past import Past
 from schemas.events import HolderState, Record
 from schemas.profiles import Holder, Profile
-
-
-class Origin:
-    """One publisher of a pool: its connection and its counter, which all of its models share."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label  # of the source in heartbeats
-        self.sequence = LossySequence()
-        self.lost_s: float | None = 0.0  # since when it is not connected
-        self._doubt_until_s = 0.0
-
-    def connection(self, *, connected: bool, now_s: float, doubt_s: float) -> None:
-        """Note that the publisher is heard, or no longer; what it says meanwhile is not known."""
-        if connected:
-            self.lost_s = None
-        elif self.lost_s is None:
-            self.lost_s = now_s
-            if self.sequence.last is not None:
-                self.doubt(now_s, doubt_s)
-
-    def doubt(self, now_s: float, doubt_s: float) -> None:
-        """Note that something was lost; what it could have ended is forgotten by its age within `doubt_s`."""
-        self._doubt_until_s = max(self._doubt_until_s, now_s + doubt_s)
-
-    def trust(self) -> None:
-        """Begin anew: nothing that is known comes from before."""
-        self._doubt_until_s = 0.0
-
-    def doubtful(self, now_s: float) -> bool:
-        """Return whether something that is known may have ended unheard."""
-        return now_s < self._doubt_until_s
 
 
 class PoolSource:
@@ -49,18 +19,19 @@ class PoolSource:
     def __init__(
         self,
         pool: PoolModel,
-        origins: Iterable[Origin],
+        origins: Sequence[Origin],
         *,
         next_life: Callable[[], int],
         on_change: Callable[[], None],
         unknown_after_s: float,
     ) -> None:
         self.pool = pool
+        self.past: Past | None = None  # while an earlier run's records are read, nothing is told
         self.time_s = 0.0  # of the newest message, by its publisher's clock
-        self._origins = list(origins)
+        self.origins = origins
+        self._belief = Belief(origins, max_age_s=self.profile.max_age_s, unknown_after_s=unknown_after_s)
         self._next_life = next_life
         self._on_change = on_change
-        self._unknown_after_s = unknown_after_s
         self._log = structlog.get_logger().bind(pool=pool.holder.name, model=pool.model)
         self._label = pool.mirror.profile.engine
         self._telling: Iterator[Record] | None = None
@@ -89,6 +60,8 @@ class PoolSource:
 
     def next_record(self) -> Record | None:
         """Return the next record that tells the index what is new, or None where it has been told all for now."""
+        if self.past is not None:
+            return None
         if self._telling is None:
             self._count()
             self._telling = self.pool.speak(self.time_s)
@@ -99,9 +72,8 @@ class PoolSource:
 
     def beat(self, now_s: float) -> Record:
         """Return a heartbeat that says how far the pool is believed; what is too old is forgotten first."""
-        self.pool.expire(now_s, doubtful=any(origin.doubtful(now_s) for origin in self._origins))
-        if self.pool.mirror.changed:
-            self._on_change()
+        self.pool.expire(now_s, self._belief.age_limit_s(now_s))
+        self._on_change()  # also where a message of another model alone has moved the counter
         state, reason = self._state(now_s)
         return self.pool.beat(state, reason, self.time_s)
 
@@ -115,6 +87,34 @@ class PoolSource:
         self.pool.begin_life(life, keep=keep)
         self._on_change()
 
+    # ---- what an earlier run told
+
+    def await_past(self) -> None:
+        """Tell nothing until it is known what an earlier run told: the index keeps that, and goes on from there."""
+        self.past = Past()
+        self.pool.await_past()
+
+    def restore(self, now_s: float) -> None:
+        """Take in what an earlier run told, and begin to speak; what was lost between the runs is not known."""
+        told, self.past = None if self.past is None else self.past.whole, None
+        if told is not None and any(self._went_back(origin, told.received) for origin in self.origins):
+            told = None
+        restored = self.pool.restore(told, now_s)
+        if told is not None:
+            self.pool.received = told.received | self.pool.received
+            for origin in self.origins:
+                origin.resume(told.received.get(origin.label))
+                origin.doubt(now_s, known=restored > 0)
+        self._log.info("relay.restored", blocks=restored, told=0 if told is None else len(told.blocks))
+        self._on_change()
+
+    def forget_past(self, reason: str) -> None:
+        """Begin to speak without what an earlier run told."""
+        self._log.warning("relay.not_restored", reason=reason)
+        self.past = None
+        self.pool.forget_past()
+        self._on_change()
+
     # ---- what its publishers say
 
     def take(self, events: Iterable[EngineEvent], origin: Origin, sequence: int, time_s: float, now_s: float) -> None:
@@ -123,16 +123,19 @@ class PoolSource:
         self.pool.apply(events, origin.label, sequence, now_s)
         self._on_change()
 
+    def trust(self) -> None:
+        """Note that nothing which is known comes from before."""
+        for origin in self.origins:
+            origin.trust()
+
+    def _went_back(self, origin: Origin, received: dict[str, int]) -> bool:
+        """Return whether a master has begun anew since, whose memory is what it published."""
+        return self.profile.dialect == "mooncake" and (
+            origin.first is not None and origin.first <= received.get(origin.label, -1)
+        )
+
     def _state(self, now_s: float) -> tuple[HolderState, str]:
-        away = [now_s - origin.lost_s for origin in self._origins if origin.lost_s is not None]
-        if away:
-            # the others still tell what comes; whatever went at this one is not known
-            return ("unknown" if max(away) > self._unknown_after_s else "stale"), "disconnected"
-        if any(origin.doubtful(now_s) for origin in self._origins):
-            return "stale", "events_lost"
-        if not self.pool.received:
-            return "silent", "no event seen yet"
-        return "live", ""
+        return self._belief.state(now_s, heard=bool(self.pool.received))
 
     def _count(self) -> None:
         """Bring the pure core's counts into the metrics."""

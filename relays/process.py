@@ -10,6 +10,7 @@ import zmq.asyncio
 from ops.settings import Settings
 from relays.dialects import EngineSettings, profile_for
 from relays.engine import EngineRank
+from relays.lossy_rank import LossyRank
 from relays.rank import RankRelay
 from relays.sockets import EngineSocket
 from relays.source import RankSource
@@ -60,9 +61,10 @@ class Relay:
             received = {str(rank.engine.holder): rank.engine.received for rank in self._ranks}
             log.info("relay.stopped", replica=self._config.replica, received=received, owed=self._teller.owed)
 
-    def _published(self) -> Sequence[RankRelay]:
+    def _published(self) -> Sequence[RankRelay | LossyRank]:
         """Return what listens, a source for each rank."""
-        return [self._rank(rank) for rank in self._config.ranks]
+        new_rank = self._lossy_rank if self._profile.replay == "none" else self._rank
+        return [new_rank(rank) for rank in self._config.ranks]
 
     def _pulled(self) -> Sequence[EventPoller]:
         """Return what asks, one source for all ranks; more of them may come with their events."""
@@ -96,6 +98,17 @@ class Relay:
             replay_timeout_s=self._settings.relay_replay_timeout_s,
             unknown_after_s=self._settings.relay_unknown_after_s,
             buffer_messages=self._settings.relay_buffer_messages,
+        )
+        self._add(relay)
+        return relay
+
+    def _lossy_rank(self, rank: Rank) -> LossyRank:
+        relay = LossyRank(
+            self._engine(rank.rank),
+            EngineSocket(self._context, rank.endpoint, None, self._config.topic),
+            next_life=self._teller.next_life,
+            on_change=self._teller.changed.set,
+            unknown_after_s=self._settings.relay_unknown_after_s,
         )
         self._add(relay)
         return relay

@@ -153,5 +153,6 @@ class RankRelay(RankSource):
                     self.begin_life(reason, keep=False)
 
     def _deliver(self, sequence: int, payload: bytes) -> None:
-        self._report(sequence, self.engine.take(sequence, payload))
+        now_s = asyncio.get_running_loop().time()
+        self._report(sequence, self.engine.take(sequence, payload, now_s=now_s))
         self._on_change()

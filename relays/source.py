@@ -55,6 +55,10 @@ class RankSource(ABC):
     def _state(self, now_s: float) -> tuple[HolderState, str]:
         """Return how far this source is believed, and why not further."""
 
+    def _age_limit_s(self, now_s: float) -> float | None:
+        """Return the age past which copies that nothing may ever remove are forgotten now; None: none is."""
+        return self.profile.max_age_s
+
     @property
     def _share_known(self) -> float:
         return 1.0
@@ -70,7 +74,10 @@ class RankSource(ABC):
         return record
 
     def beat(self, now_s: float) -> Record:
-        """Return a heartbeat that says how far this source is believed."""
+        """Return a heartbeat that says how far this source is believed; what is too old is forgotten first."""
+        self.engine.expire(now_s, self._age_limit_s(now_s))
+        if self.engine.mirror.changed:
+            self._on_change()
         state, reason = self._state(now_s)
         return self.engine.beat(state, reason=reason, share_known=self._share_known)
 

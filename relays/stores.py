@@ -7,7 +7,7 @@ Their events carry neither tokens nor parents; where a block stands is learnt fr
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,10 +21,17 @@ from schemas.profiles import Tier
 MOONCAKE_TIERS: dict[str | None, Tier] = {"cpu": "host", "disk": "disk"}
 LLMD_TIERS: dict[str, Tier] = {"SHARED_STORAGE": "disk", "OBJECT_STORE": "disk"}
 
-DEFAULT_KEY_PATTERN = r"(?P<model>.+)@tp(?P<shard>\d+)@(?P<hash>[0-9a-fA-F]+)"
-"""Real keys of Mooncake's objects as vLLM's store connector makes them; a deployment may set its own."""
+DEFAULT_KEY_PATTERN = (
+    r"(?P<model>.+?)@tp(?:_rank:)?(?P<tp>\d{1,4})(?:@pcp(?P<pcp>\d{1,4}))?(?:@dcp(?P<dcp>\d{1,4}))?"
+    r"(?:@pp_rank:(?P<pp>\d{1,4}))?(?:@group:(?P<group>\d{1,4}))?@(?P<hash>[0-9a-fA-F]{1,128})"
+)
+"""Keys of Mooncake's objects as vLLM's store connector makes them; a deployment may set its own.
 
-_MAX_SHARDS = 64
+A deployment's `cache_prefix` stands before the model's name and counts as a part of it. Source: vLLM
+distributed/kv_transfer/kv_connector/v1/mooncake/store/data.py (PoolKey.build_prefix), and the shorter form without
+ranks of pipeline and context parallelism of the samples in engines/other-engines.md 4.1.
+"""
+
 AnyBatch = TypeVar("AnyBatch", ObjectBatch, FileBatch)
 _object_batches = msgspec.msgpack.Decoder(ObjectBatch)
 _object_events = msgspec.msgpack.Decoder(ObjectEvent)
@@ -40,24 +47,67 @@ class StoreMessage(msgspec.Struct, frozen=True):
     rejects: tuple[Reject, ...] = ()
 
 
-class KeyPattern:
-    """Reads an object's key: the model, the shard of its tensors and the engine's hash of the block."""
+class Shards(NamedTuple):
+    """Over how many ranks a block's tensors are spread: each rank has an object of its own, and all are needed."""
 
-    def __init__(self, pattern: str = DEFAULT_KEY_PATTERN) -> None:
+    tp: int = 1
+    pcp: int = 1
+    dcp: int = 1
+    pp: int = 1
+
+    def number(self, ranks: Mapping[str, int]) -> int:
+        """Return the number of the object of these ranks, from 0.
+
+        Raises:
+            Refused: there is no such rank.
+        """
+        number = 0
+        for name, size in zip(reversed(self._fields), reversed(self), strict=True):
+            rank = ranks.get(name, 0)
+            if rank >= size:
+                raise Refused(RejectReason.GROUP, f"object_key: {name} rank {rank}, {name}_size is {size}")
+            number = number * size + rank
+        return number
+
+
+class ObjectName(NamedTuple):
+    """What an object's key says."""
+
+    model: str
+    shard: int
+    hash: int  # low 64 bits of the engine's
+
+
+class KeyPattern:
+    """Reads an object's key: named groups `model`, `tp`, `pcp`, `dcp`, `pp`, `group` and, always there, `hash`."""
+
+    def __init__(self, pattern: str = DEFAULT_KEY_PATTERN, shards: Shards | None = None) -> None:
         try:
             self._pattern = re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"key_pattern: {pattern!r}: {error}") from error
         if "hash" not in self._pattern.groupindex:
             raise ConfigError(f"key_pattern: {pattern!r} has no group named `hash`")
+        self.shards = shards or Shards()
 
-    def read(self, key: str) -> tuple[str, int, int] | None:
-        """Return (model, shard, low 64 bits of the hash), or None where the key is not of this form."""
+    def read(self, key: str) -> ObjectName | None:
+        """Return what a key says, or None where it is not of this form.
+
+        Raises:
+            Refused: of a rank that a block should not have, or of a hybrid model's further cache groups.
+        """
         match = self._pattern.fullmatch(key)
         if match is None:
             return None
-        named = match.groupdict()
-        return named.get("model") or "", int(named.get("shard") or 0), int(named["hash"][-16:], 16)
+        named = {name: value for name, value in match.groupdict().items() if value}
+        try:
+            numbers = {name: int(value[:9]) for name, value in named.items() if name not in ("model", "hash")}
+            name = int(named["hash"][-16:], 16)
+        except (ValueError, KeyError):  # a pattern that takes more than numbers
+            return None
+        if numbers.pop("group", 0):
+            raise Refused(RejectReason.GROUP, "object_key: not of the model's first cache group")
+        return ObjectName(named.get("model", ""), self.shards.number(numbers), name)
 
 
 def decode_mooncake(payload: bytes, pattern: KeyPattern) -> StoreMessage:
@@ -123,17 +173,14 @@ def _object(raw: msgspec.Raw, pattern: KeyPattern) -> tuple[str, EngineEvent]:
     # the last replica's removal says `cpu` even for a disk object: any removal ends the block in every tier
     tier = MOONCAKE_TIERS.get(event.medium, "other")
     if kind == "stored":
-        return model, Stored(hashes=hashes, tier=tier, group=shard)
-    return model, Removed(hashes=hashes, tier=tier, group=shard)
+        return model, Stored(hashes=hashes, tier=tier, group=shard, names_chunks=True)
+    return model, Removed(hashes=hashes, tier=tier, group=shard, names_chunks=True)
 
 
 def _object_names(event: ObjectEvent, pattern: KeyPattern) -> tuple[str, int, tuple[int | bytes, ...]]:
     read = pattern.read(event.object_key) if event.object_key else None
     if read is not None:
-        model, shard, name = read
-        if shard >= _MAX_SHARDS:
-            raise Refused(RejectReason.GROUP, f"object_key: shard {shard}")
-        return model, shard, (name,)
+        return read.model, read.shard, (read.hash,)
     numbers: Sequence[int] = event.seq_hashes or event.block_hashes
     if not numbers:
         raise Refused(RejectReason.HASH, "object_key: no number, and not of the key pattern")

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import structlog
 
+from ops.registry import read_entries
 from ops.settings import Settings
+from relays.control import follow_control
 from relays.publisher import Publisher
-from relays.registry import follow_control, last_life
 from schemas.control import Resync
 from schemas.errors import BrokerUnavailable
 from schemas.events import Record, encode_record
@@ -112,7 +113,7 @@ class Teller:
 
     async def _talk(self) -> None:
         """Speak, beat and listen, once it is certain that no earlier life is higher."""
-        known = max([await self._read_life(key) for key in {speaker.entry_key for speaker in self.speakers}], default=0)
+        known = await self._read_life()
         if known >= min((speaker.life for speaker in self.speakers), default=known + 1):
             self._life = max(self._life, known)
             for speaker in self.speakers:
@@ -125,10 +126,13 @@ class Teller:
             tasks.create_task(self._beat())
             tasks.create_task(self._listen())
 
-    async def _read_life(self, key: str) -> int:
+    async def _read_life(self) -> int:
+        """Return the highest life that these holders have had."""
         while True:
             try:
-                return await last_life(self._client, key)
+                entries = await read_entries(self._client)
+                keys = {speaker.entry_key for speaker in self.speakers}
+                return max((entry.life for key, entry in entries.items() if key in keys), default=0)
             except BrokerUnavailable as error:
                 log.warning("relay.broker_unavailable", error=str(error), pause_s=_PAUSE_S)
                 await asyncio.sleep(_PAUSE_S)

@@ -24,7 +24,7 @@ from router.api import PriceAnswer, ReplicaPrice, Replicas, ReplicaStatus, encod
 from router.fleet import Fleet, Member, Table
 from router.pricing import choose, merge_ranks, price, unknown
 from schemas.errors import BadRequest, StaleIndex, StoreUnavailable
-from schemas.profiles import Holder
+from schemas.profiles import Holder, join_mismatch
 
 log = structlog.get_logger()
 
@@ -208,13 +208,18 @@ def _price_member(holder: Holder, member: Member, reach: Reach | None, prompt_to
 
 
 def _tell_pools(prices: list[ReplicaPrice], members: dict[Holder, Member], pools: dict[Holder, Member]) -> None:
-    """Say of each replica which of its pools are not simply live."""
+    """Say of each replica which of its pools are not simply live, or hold what it cannot find."""
     for answer in prices:
         member = members.get(Holder(answer.replica, answer.rank))
-        uses = member.row.profile.pools if member is not None and member.row.profile is not None else ()
-        for use in uses:
+        profile = member.row.profile if member is not None else None
+        if profile is None:
+            continue
+        for use in profile.pools:
             pool = pools.get(Holder(use.name, None))
             state = pool.judgement.state if pool is not None else "unknown"
+            mismatch = join_mismatch(pool.question.profile, profile) if pool is not None and pool.question else ""
+            if mismatch:
+                answer.reasons.append(f"pool {use.name}: {mismatch}")
             if state != "live":
                 why = ", ".join(pool.judgement.reasons) if pool is not None else "never_heard_of"
                 answer.reasons.append(f"pool {use.name}: {state}" + (f" ({why})" if why else ""))

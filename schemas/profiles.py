@@ -175,6 +175,28 @@ def class_bits(pairs: tuple[Pair, ...]) -> dict[GroupClass, dict[Tier, int]]:
     return bits
 
 
+def join_mismatch(pool: Profile, replica: Profile) -> str:
+    """Return why a pool's blocks are not those that a replica's engine looks for there, or an empty text.
+
+    A pool whose events bring tokens has no such reason. One that names blocks by engine hash is found only by engines
+    that make the same names: of the same algorithm and seed, over blocks of the same size.
+    """
+    if not pool.hash_only_stores:
+        return ""
+    if replica.engine != "vllm":
+        return f"hash_mismatch: {replica.engine} hashes blocks another way than this store's names"
+    if pool.hash.seed is None or replica.hash.seed is None:
+        return "hash_mismatch: the seed of pool or replica is not known"
+    if (pool.hash.algorithm, pool.hash.seed) != (replica.hash.algorithm, replica.hash.seed):
+        return (
+            f"hash_mismatch: {replica.hash.algorithm} with seed {replica.hash.seed!r}, "
+            f"the pool {pool.hash.algorithm} with {pool.hash.seed!r}"
+        )
+    if replica.unit and replica.unit != pool.unit:
+        return f"block_size: {replica.unit}, the pool {pool.unit}"
+    return ""
+
+
 class ReplicaEntry(msgspec.Struct, frozen=True):
     """The value of `kv.replicas`, by the name of the replica, or pool@model: its newest profile and life."""
 

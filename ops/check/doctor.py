@@ -11,15 +11,15 @@ import zmq.asyncio
 from index.redis_store import RedisStore
 from index.store import HolderRow
 from ops.check.report import Finding, is_fit, lines_of
-from ops.check.wiring import heartbeats, registered
+from ops.check.wiring import heartbeats
 from ops.kafka_client import client_options
+from ops.registry import read_entries
 from ops.settings import Settings, listed
 from ops.stack import RouterClient
-from relays.pool import join_mismatch
 from relays.sockets import EngineSocket
 from schemas.errors import Stale, Unavailable
 from schemas.events import Heartbeat
-from schemas.profiles import Holder, Profile, Rank
+from schemas.profiles import Holder, Profile, Rank, join_mismatch
 from schemas.topics import topic_specs
 from streams.topics import create_topics, missing_topics
 
@@ -84,8 +84,9 @@ class Doctor:
         return Finding("topics", "fit", f"{len(specs)} topics with their settings at {self._settings.kafka_brokers}")
 
     async def _replicas(self) -> Finding:
-        entries = await registered(self._client)
-        self._profiles = {name: e.profile for name, e in entries.items() if e.profile.model == self._model}
+        entries = await read_entries(self._client)
+        profiles = [entry.profile for entry in entries.values() if entry.profile.model == self._model]
+        self._profiles = {profile.name: profile for profile in profiles}
         if not self._profiles:
             others = sorted({entry.profile.model for entry in entries.values()})
             text = f"no relay has registered a replica of {self._model!r}"

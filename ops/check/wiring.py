@@ -1,4 +1,4 @@
-"""What Kafka shows of a deployment: which replicas have a relay, and which of them speak now."""
+"""What Kafka shows of a deployment: which relays speak now."""
 
 import asyncio
 import time
@@ -8,40 +8,10 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.errors import BrokerUnavailable, FrameError, ProfileError
+from schemas.errors import BrokerUnavailable, FrameError
 from schemas.events import Heartbeat, decode_record
-from schemas.profiles import Holder, ReplicaEntry, decode_entry
-from schemas.topics import REPLICAS, events_topic
-
-
-async def registered(client: Mapping[str, Any]) -> dict[str, ReplicaEntry]:
-    """Return the newest entry of every replica and pool in `kv.replicas`; unreadable ones are left out.
-
-    Raises:
-        BrokerUnavailable: Kafka did not answer.
-    """
-    entries: dict[str, ReplicaEntry] = {}
-    partition = TopicPartition(REPLICAS, 0)
-    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, auto_offset_reset="earliest")
-    try:
-        await consumer.start()
-        consumer.assign([partition])
-        await consumer.seek_to_beginning(partition)
-        end = (await consumer.end_offsets([partition]))[partition]
-        while await consumer.position(partition) < end:
-            for record in (await consumer.getmany(partition, timeout_ms=1000)).get(partition, []):
-                name = (record.key or b"").decode(errors="replace")
-                entries.pop(name, None)
-                try:
-                    if record.value is not None:
-                        entries[name] = decode_entry(record.value)
-                except ProfileError:
-                    continue
-    except (KafkaError, OSError) as error:
-        raise BrokerUnavailable(f"{REPLICAS}: {type(error).__name__}: {error}") from error
-    finally:
-        await consumer.stop()
-    return entries
+from schemas.profiles import Holder
+from schemas.topics import events_topic
 
 
 async def heartbeats(client: Mapping[str, Any], model: str, seconds: float) -> dict[Holder, Heartbeat]:

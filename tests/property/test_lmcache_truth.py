@@ -162,7 +162,10 @@ async def test_a_chunk_that_only_follows_the_device_is_not_reached() -> None:
     server.store("m", tokens)
     hear(node.pool, server)
     assert await node.reach(tokens) == Reach(
-        3 * CHUNK, {"gpu": CHUNK, "pool": 2 * CHUNK}, pools={POOL: {"host": 2 * CHUNK}}
+        3 * CHUNK,
+        {"gpu": CHUNK, "pool": 2 * CHUNK},
+        pools={POOL: {"host": 2 * CHUNK}},
+        marks=(f"pool {POOL}: namespaces_unchecked",),
     )
 
 
