@@ -22,6 +22,14 @@ from ops.embedded.redis import EmbeddedRedis
 Service = TypeVar("Service", EmbeddedKafka, EmbeddedRedis)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on the store alone: CI runs it once more on Debian's Redis."""
+    for item in items:
+        fixtures = item.fixturenames if isinstance(item, pytest.Function) else []
+        if "redis_url" in fixtures and "kafka" not in fixtures:
+            item.add_marker(pytest.mark.redis)
+
+
 @pytest.fixture(scope="session")
 def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker that the whole run shares: never stopped, topics by `unique_name`."""
