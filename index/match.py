@@ -6,7 +6,8 @@ last w - 1 before L, a recurrent state a checkpoint that ends exactly at L.
 
 Source: vLLM v1/core/single_type_kv_cache_manager.py and kv_cache_coordinator.py (find_longest_cache_hit),
 distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and v1/simple_kv_offload/manager.py
-(get_num_new_matched_tokens), 0.12 to 0.32; SGLang: engines/other-engines.md 1.5 and 1.7.
+(get_num_new_matched_tokens), 0.12 to 0.32; SGLang: engines/other-engines.md 1.5 and 1.7, managers/schedule_batch.py
+(init_next_round_input: the last token is left out before pairs are made), mem_cache/hiradix_cache.py (load_back).
 """
 
 from bisect import bisect_left, bisect_right
@@ -70,6 +71,8 @@ class Rules(NamedTuple):
     gap: int  # blocks in a row without any residency that a hit may still go past
     upper_bound: bool
     credit: bool
+    pairs: bool  # blocks are of token pairs, of which a prompt has one less than tokens
+    least_load: int  # tokens; less than that is not loaded from below the device
     plain: bool  # a single full class, whose blocks are the index's own
 
 
@@ -98,6 +101,8 @@ def make_rules(profile: Profile) -> Rules:
         gap=_gap(profile),
         upper_bound=profile.upper_bound,
         credit=profile.upper_bound_policy == "credit",
+        pairs=profile.drafting == "pairs",
+        least_load=max((tier.least_tokens for tier in profile.tiers), default=0),
         plain=[(c.kind, c.block) for c in classes] == [("full", profile.unit)]
         and alignment == profile.unit
         and not drafting,
@@ -118,7 +123,7 @@ def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, wh
         runs: the holder's residency along the prompt's chain, in prompt order, holes left out; empty gives 0.
         rules: of the holder's profile.
         prompt_tokens: length of the prompt; the engine computes at least its last token itself.
-        whole_prompt: that limit is off, for logs that pass whole lists.
+        whole_prompt: what the engine leaves out of a match is counted too, for logs that show the match alone.
     Returns:
         Tokens, split by tier; marked where they are an upper bound.
 
@@ -126,18 +131,21 @@ def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, wh
     """
     if not runs or not rules.classes or (rules.upper_bound and not rules.credit):
         return NOTHING
-    limit = prompt_tokens if whole_prompt else prompt_tokens - 1
+    limit = prompt_tokens - rules.pairs - (not whole_prompt)
     if rules.lower is not None and any(position for c in rules.classes for _, position in c.tier_bits):
         return _device_then_lower(runs, rules, rules.lower, limit, prompt_tokens)
     if rules.plain:
-        return _unbroken(runs, rules, limit // rules.unit)
+        return _unbroken(runs, rules, limit // rules.unit, 0 if whole_prompt else rules.least_load)
     layers = [_Layer(c, runs, rules, c.tier_bits, drafting=rules.drafting) for c in rules.classes]
     length = _longest(layers, rules, limit, prompt_tokens)
     return Reach(length, _split(layers, rules.unit, length), rules.upper_bound) if length else NOTHING
 
 
-def _unbroken(runs: Sequence[Run], rules: Rules, most: int) -> Reach:
-    """Return what a plain model reuses: the unbroken run from the first block on, at most `most` blocks."""
+def _unbroken(runs: Sequence[Run], rules: Rules, most: int, least_load: int) -> Reach:
+    """Return what a plain model reuses: the unbroken run from the first block on, at most `most` blocks.
+
+    Of what follows the device's part less than `least_load` tokens are not loaded.
+    """
     end = 0
     by_tier: dict[Tier, int] = {}
     for start, length, residency in runs:
@@ -147,6 +155,9 @@ def _unbroken(runs: Sequence[Run], rules: Rules, most: int) -> Reach:
         end = min(start + length, most)
         tier = TIERS[fastest]
         by_tier[tier] = by_tier.get(tier, 0) + (end - start) * rules.unit
+    device = by_tier.get("gpu", 0)
+    if end * rules.unit - device < least_load:
+        return Reach(device, {"gpu": device}, rules.upper_bound) if device else NOTHING
     return Reach(end * rules.unit, by_tier, rules.upper_bound) if end else NOTHING
 
 

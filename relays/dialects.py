@@ -16,6 +16,7 @@ Connector = Literal["none", "offloading", "simple_cpu"]
 TRTLLM_BLOCK_SIZE = 32
 """`tokens_per_block` of TensorRT-LLM's KvCacheConfig, which its JSON does not say."""
 
+_SGLANG_LEAST_LOAD = 10  # tokens that HiCache loads back at the least, 0.5.6 to 0.5.23
 _MAX_SHARDS = 64
 
 DEFAULT_SEED = "vllm-none-hash"
@@ -57,9 +58,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     block_size: int  # tokens of the replicas' blocks
     blocks_per_chunk: int = 1  # that one name stands for: llm-d's file, or a Mooncake object
-    tp_size: int = (
-        1  # Mooncake: objects that a block has by tensor-parallel rank, at most one a KV head; all are needed
-    )
+    # Mooncake: a block has an object by tensor-parallel rank, at most one a KV head, and all are needed
+    tp_size: int = 1
     pcp_size: int = 1  # and by rank of prefill context, decode context and pipeline parallelism
     dcp_size: int = 1
     pp_size: int = 1
@@ -191,7 +191,7 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
 def sglang_profile(model: str, name: str, version: str, settings: EngineSettings) -> Profile:
     """Return the profile of an SGLang replica.
 
-    Source: engines/other-engines.md, sections 1.2 to 1.9.
+    Source: engines/other-engines.md, sections 1.2 to 1.9; mem_cache/hiradix_cache.py (load_back_threshold).
     """
     number = parse_version(version)
     if number < (0, 5, 6):
@@ -210,7 +210,7 @@ def sglang_profile(model: str, name: str, version: str, settings: EngineSettings
         alignment=unit,
         drafting="pairs" if settings.drafting == "eagle" else "none",
         groups=groups,
-        tiers=(TierProfile("gpu"), TierProfile("host")),
+        tiers=(TierProfile("gpu"), TierProfile("host", least_tokens=_SGLANG_LEAST_LOAD)),
         tier_walk="mixed",
         clear_scope="all",
         hidden_namespaces=_sglang_hidden(number),

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from relays.block_table import Limits
 from relays.decoders import decoder_of
 from relays.engine_events import Decoded, RejectReason
-from relays.mirror import HashCheck, Limits, Mirror
+from relays.mirror import Mirror
+from relays.placing import HashCheck
 from relays.records import Voice
 from relays.vllm_hashes import first_block_check
 from schemas.errors import FrameError

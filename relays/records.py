@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from index.hashing import BAND_BLOCKS, pack_hashes
-from relays.mirror import Mirror, Node, Run, path_of
+from relays.block_table import Node
+from relays.mirror import Mirror
+from relays.runs import Run, path_of
 from schemas.events import (
     MAX_RECORD_BYTES,
     SCHEMA_VERSION,

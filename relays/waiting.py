@@ -1,4 +1,4 @@
-"""Stores whose parent has no known place yet; pure."""
+"""Blocks that have no place yet: stores by the parent that they wait for, and names that came alone; pure."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,11 +19,13 @@ class _Wait:
 
 
 class Waiting:
-    """Stores by the parent that they wait for, bounded in units; past the bound the oldest are given up."""
+    """What waits for a place, bounded in units of stores and in names; past a bound the oldest are given up."""
 
-    def __init__(self, most_units: int) -> None:
+    def __init__(self, most_units: int, most_names: int) -> None:
         self.units = 0
         self._most_units = most_units
+        self._most_names = most_names
+        self._names: OrderedDict[EngineHash, None] = OrderedDict()  # without tokens or parent, oldest first
         self._waits: OrderedDict[int, _Wait] = OrderedDict()  # oldest first, by identity
         self._by_parent: dict[EngineHash, list[_Wait]] = {}
         self._by_name: dict[EngineHash, list[_Wait]] = {}
@@ -53,8 +55,23 @@ class Waiting:
             self._end(wait)
         return stores
 
+    @property
+    def names(self) -> int:
+        """Names that wait alone."""
+        return len(self._names)
+
+    def hold(self, name: EngineHash) -> EngineHash | None:
+        """Let a name wait alone; return the one that is given up for it."""
+        self._names[name] = None
+        return self._names.popitem(last=False)[0] if len(self._names) > self._most_names else None
+
+    def placed(self, name: EngineHash) -> None:
+        """End the wait of a name that has its place now."""
+        self._names.pop(name, None)
+
     def forget(self, name: EngineHash) -> None:
         """End the wait of a block that has no copy left; its store goes once all of its blocks are gone."""
+        self._names.pop(name, None)
         for wait in list(self._by_name.pop(name, ())):
             wait.live -= 1
             if wait.live <= 0:

@@ -59,6 +59,7 @@ class TierProfile(msgspec.Struct, frozen=True):
     removals: bool = True  # False: the source never announces them
     # whether a load may cover the prompt's last token, and whether the engine then counts it as cached
     last_token: Literal["never", "uncounted", "counted"] = "never"
+    least_tokens: int = 0  # of a load; what is less is computed again
 
 
 class Pair(NamedTuple):
@@ -135,6 +136,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     def ages(self, name: Tier) -> bool:
         """Return whether copies in a tier are forgotten after `max_age_s`: no removal may ever end them."""
         return self.max_age_s is not None and (self.replay == "none" or not self.tier(name).removals)
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Return who holds blocks: the ranks of a replica, or a pool."""
+        return tuple(Holder(self.name, rank.rank) for rank in self.ranks) or (Holder(self.name, None),)
 
     @property
     def tells_engine_hashes(self) -> bool:

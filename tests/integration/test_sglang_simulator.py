@@ -127,10 +127,6 @@ async def settled(replay: Replays, sequence: int) -> None:
     await until(is_quiet)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="index/match.py lets pairs reach n - 1 tokens; SGLang matches the first n - 1 tokens, which are n - 2 pairs",
-)
 async def test_a_prompt_of_pairs_leaves_out_its_last_token() -> None:
     """With EAGLE a prompt of 17 tokens that is cached whole reuses nothing: 16 tokens are 15 pairs, no page."""
     settings = simulator(eagle=True, page_size=SIZE)
@@ -144,7 +140,6 @@ async def test_a_prompt_of_pairs_leaves_out_its_last_token() -> None:
         assert (await index.predict(Prompt(settings.model, len(tokens), pack_tokens(tokens)))).tokens == 0
 
 
-@pytest.mark.xfail(strict=True, reason="no profile tells that SGLang loads back no fewer than ten tokens")
 async def test_a_short_host_run_is_computed_again() -> None:
     """A run of fewer than ten tokens on the host is not loaded back, so it is not reused."""
     settings = simulator(page_size=4, pages=16, host_pages=100)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from index.digests import index_digest
+from relays.block_table import Limits
 from relays.dialects import EngineSettings, sglang_profile
 from relays.engine import EngineRank
-from relays.mirror import Limits
 from schemas.errors import FrameError
 from schemas.profiles import Holder
 from tests.support.mutations import Mutator

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relays.block_table import Limits
 from relays.lmcache_mp import lmcache_profile
-from relays.mirror import Limits, Mirror
+from relays.mirror import Mirror
 from schemas.errors import FrameError
 from schemas.lmcache_mp import KVEventBatch
 from tests.support.lmcache_frames import CHUNK, MODEL, frames, read

@@ -4,8 +4,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relays.block_table import Limits
 from relays.engine_events import EngineEvent, Removed, Stored
-from relays.mirror import Limits, Mirror
+from relays.mirror import Mirror
 from schemas.profiles import Profile
 from tests.support.coroutines import immediate
 from tests.support.engines import HOLDER, drain, profile

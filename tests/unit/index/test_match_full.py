@@ -3,7 +3,7 @@
 import pytest
 
 from index.match import ANY_GAP, NOTHING, Reach, make_rules
-from schemas.profiles import Group, GroupClass, Profile
+from schemas.profiles import Group, GroupClass, Profile, TierProfile
 from tests.support.engines import FULL, pairs, profile, tiers
 from tests.support.hits import hit, reach
 
@@ -33,6 +33,25 @@ def test_the_hit_is_the_unbroken_prefix_below_the_last_token(drawing: str, promp
 def test_a_whole_prompt_may_count_its_last_token_where_the_log_does() -> None:
     """With `whole_prompt` the last token's block counts as well."""
     assert reach(PLAIN, "11", 8, whole_prompt=True) == Reach(8, {"gpu": 8})
+
+
+@pytest.mark.parametrize(("prompt_tokens", "tokens"), [(9, 4), (10, 8), (13, 8), (14, 12)])
+def test_pairs_leave_out_the_last_token_before_they_are_made(prompt_tokens: int, tokens: int) -> None:
+    """Of n tokens n - 1 are looked up, which are n - 2 pairs; a log of the look-up itself has n - 1."""
+    eagle = profile(drafting="pairs", pairs=pairs((FULL, "gpu")))
+    assert hit(eagle, "1111", prompt_tokens) == tokens
+    assert reach(eagle, "1111", prompt_tokens - 1, whole_prompt=True).tokens == tokens
+
+
+def test_a_load_below_the_least_is_computed_again() -> None:
+    """What follows the device's part is loaded as a whole from `least_tokens` on, and below that not at all."""
+    least = profile(
+        pairs=pairs((FULL, "gpu"), (FULL, "host")), tiers=(TierProfile("gpu"), TierProfile("host", least_tokens=10))
+    )
+    assert reach(least, "1222", 17) == Reach(16, {"gpu": 4, "host": 12})
+    assert reach(least, "122", 17) == Reach(4, {"gpu": 4})
+    assert reach(least, "22", 17) is NOTHING
+    assert reach(least, "122", 17, whole_prompt=True) == Reach(12, {"gpu": 4, "host": 8})
 
 
 def test_nothing_reused_is_one_value() -> None:

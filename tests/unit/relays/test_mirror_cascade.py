@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from relays.block_table import Limits
 from relays.engine_events import Moved
-from relays.mirror import Limits, Mirror
+from relays.mirror import Mirror
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tokens
 
 A, B, C = chain(tokens(3))

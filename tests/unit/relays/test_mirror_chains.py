@@ -2,8 +2,9 @@
 
 import pytest
 
+from relays.block_table import Limits
 from relays.engine_events import Stored
-from relays.mirror import Limits, Mirror
+from relays.mirror import Mirror
 from schemas.profiles import Group
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tokens
 

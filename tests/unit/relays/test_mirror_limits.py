@@ -5,8 +5,9 @@ import tracemalloc
 
 import pytest
 
+from relays.block_table import Limits
 from relays.engine_events import Stored
-from relays.mirror import Limits, Mirror
+from relays.mirror import Mirror
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tokens
 
 A, B = chain(tokens(2))

@@ -61,7 +61,7 @@ def test_tiers_alternate_and_a_clear_takes_them_all() -> None:
     profile = known("0.5.23")
     assert profile.tier_walk == "mixed"
     assert profile.clear_scope == "all"
-    assert profile.tiers == (TierProfile("gpu"), TierProfile("host"))
+    assert profile.tiers == (TierProfile("gpu"), TierProfile("host", least_tokens=10))
     assert (profile.removal, profile.cascade, profile.replay) == ("per_copy", False, "ring")
 
 
