@@ -37,21 +37,25 @@ class Copies:
         chunk = self._learnt.profile.tier(event.tier).chunk
         return event.hashes if chunk == 1 or event.names_chunks else event.hashes[chunk - 1 :: chunk]
 
-    def add(self, name: EngineHash, place: Place) -> None:
-        """Count one more copy."""
-        entry = self._table.entry_of(name)
-        if entry is None:
-            self._counts["limit_blocks"] += 1
-            return
+    def add(self, names: Iterable[EngineHash], place: Place) -> None:
+        """Count one more copy of each block."""
         tier = tier_of(place)
-        self._held[tier] += place not in entry.copies
-        entry.copies[place] = 1 if self._learnt.profile.re_announces_hits else entry.copies.get(place, 0) + 1
-        self._table.touch(entry)
-        if self._learnt.profile.ages(tier):
-            self._ages[name, place] = self.now_s
-            self._ages.move_to_end((name, place))
-        if tier in self._stamps:
-            self._stamp((name, place), tier)
+        ages, stamped = self._learnt.profile.ages(tier), tier in self._stamps
+        again = self._learnt.profile.re_announces_hits
+        for name in names:
+            entry = self._table.entry_of(name)
+            if entry is None:
+                self._counts["limit_blocks"] += 1
+                continue
+            before = entry.copies.get(place, 0)
+            self._held[tier] += not before
+            entry.copies[place] = 1 if again else before + 1
+            self._table.touch(entry)
+            if ages:
+                self._ages[name, place] = self.now_s
+                self._ages.move_to_end((name, place))
+            if stamped:
+                self._stamp((name, place), tier)
 
     def remove(self, event: Removed) -> None:
         """Take one copy of each block away, or more where the profile's removals do so."""
@@ -77,7 +81,7 @@ class Copies:
             entry.copies[before] -= 1
             if not entry.copies[before]:
                 self._drop(entry, before)
-            self.add(name, after)
+            self.add((name,), after)
 
     def drop_tiers(self, tiers: Collection[Tier] = TIERS) -> None:
         """Drop all copies in some tiers."""

@@ -204,8 +204,7 @@ class Mirror:
         if self.profile.cascade and not self._placer.can_place(event):
             return
         names = self._copies.counted(event)
-        for name in names:
-            self._copies.add(name, place_of(position, event.tier))
+        self._copies.add(names, place_of(position, event.tier))
         if (event.tokens and event.parent_known) or not event.namespace_known:
             self._placer.place(event)
         elif not event.tokens:
