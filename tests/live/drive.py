@@ -29,8 +29,9 @@ _DEADLINE_S = 300.0
 class Talk:
     """Conversations over a few system prompts, some salted; every turn extends what the engine said."""
 
-    def __init__(self, seed: int, engine: LiveEngine) -> None:
+    def __init__(self, seed: int, engine: LiveEngine, salted: float) -> None:
         self._rng = random.Random(seed)
+        self._salted = salted
         self._vocabulary = engine.vocab_size
         self._longest = engine.max_model_len - 200
         self._systems = [self._tokens(self._rng.randrange(40, 400)) for _ in range(5)]
@@ -39,7 +40,7 @@ class Talk:
     def prompt(self) -> tuple[int, list[int], str | None]:
         """Return (conversation, prompt, salt)."""
         if len(self._chats) < 6 or self._rng.random() < 0.15:
-            salt = f"tenant-{self._rng.randrange(2)}" if self._rng.random() < 0.15 else None
+            salt = f"tenant-{self._rng.randrange(2)}" if self._rng.random() < self._salted else None
             self._chats.append((list(self._rng.choice(self._systems)), salt))
             number = len(self._chats) - 1
         else:
@@ -181,7 +182,7 @@ async def drive(arguments: argparse.Namespace) -> int:
         for engine in engines:
             driver.start_relay(engine)
         await _heard_of(client, engines)
-        talk = Talk(arguments.seed, engines[0])
+        talk = Talk(arguments.seed, engines[0], arguments.salted)
         kills = {}
         if arguments.kill:
             marks = [arguments.requests * part // 4 for part in (1, 2, 3)]
@@ -227,6 +228,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=200, help="afterwards, four at once")
     parser.add_argument("--kill", action="store_true", help="kill a relay, the worker and an engine on the way")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--salted", type=float, default=0.15, help="share of conversations with a salt (vLLM 0.17 on)")
     parser.add_argument("--folder", type=Path, help="for logs and data (default: a temporary one)")
     parser.add_argument("--set", action="append", default=[], help="facts for the relays, as in `kvatlas relay --set`")
     logs.configure("warning", "auto", sys.stderr)
