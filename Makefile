@@ -1,19 +1,20 @@
 # Everything here sets up what it needs; a machine needs Python 3.11 or later and make.
 PYTHON ?= python3
 SECONDS ?= 60
+FLEET ?= vllm
 PYTEST_ARGS ?=
 BIN := .venv/bin
 
 .PHONY: help demo test lint types bench lock clean
 
 help:
-	@echo "make demo [SECONDS=60]  run simulated engines, the whole stack and a client"
+	@echo "make demo [SECONDS=60] [FLEET=mixed]  run simulated engines, the whole stack and a client"
 	@echo "make test               run all tests on a real Kafka and a real Valkey"
 	@echo "make lint types         check style and types"
 	@echo "make bench              measure beside NVIDIA Dynamo's index"
 
 demo: .venv/ready
-	@$(BIN)/kvatlas demo --seconds $(SECONDS)
+	@$(BIN)/kvatlas demo --seconds $(SECONDS) --fleet $(FLEET)
 
 test: .venv/ready
 	$(BIN)/pytest $(PYTEST_ARGS)

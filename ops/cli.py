@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -291,21 +292,32 @@ def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _add_engine(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     engine = commands.add_parser("engine", help="run a simulated engine: HTTP, cache events, replay")
-    engine.add_argument("--kind", choices=("vllm", "sglang"), default="vllm", help="which engine (default vllm)")
+    engine.add_argument(
+        "--kind",
+        choices=("vllm", "sglang", "mooncake"),
+        default="vllm",
+        help="which engine (default vllm); mooncake: the master of a store that vLLMs share",
+    )
     engine.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="ops/simulator/README.md")
     engine.set_defaults(run=_engine, tool=False)
 
 
 def _engine(arguments: argparse.Namespace, settings: Settings) -> int:
+    from ops.simulator.mooncake.server import run_master
+    from ops.simulator.mooncake.settings import MasterSettings
     from ops.simulator.server import run_engine
-    from ops.simulator.settings import ServerSettings, SimulatorSettings
+    from ops.simulator.settings import SimulatorSettings
     from ops.simulator.sglang.settings import SglangSettings
 
-    kinds: dict[str, type[ServerSettings]] = {"vllm": SimulatorSettings, "sglang": SglangSettings}
-    simulated = set_values(arguments.set, kinds[arguments.kind])
-
     async def run(stop: asyncio.Event) -> int:
-        return await _until(stop, run_engine(simulated))
+        match arguments.kind:
+            case "vllm":
+                simulated = run_engine(set_values(arguments.set, SimulatorSettings))
+            case "sglang":
+                simulated = run_engine(set_values(arguments.set, SglangSettings))
+            case _:
+                simulated = run_master(set_values(arguments.set, MasterSettings))
+        return await _until(stop, simulated)
 
     return _run(run)
 
@@ -313,6 +325,12 @@ def _engine(arguments: argparse.Namespace, settings: Settings) -> int:
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     demo = commands.add_parser("demo", help="run simulated engines, the whole stack and a client")
     demo.add_argument("--seconds", type=float, default=60.0, help="how long to drive it (default 60)")
+    demo.add_argument(
+        "--fleet",
+        choices=("vllm", "mixed"),
+        default="vllm",
+        help="three vLLMs (default), or vLLMs with a shared store beside SGLangs with HiCache",
+    )
     demo.set_defaults(run=_demo, tool=True)
 
 
@@ -320,7 +338,7 @@ def _demo(arguments: argparse.Namespace, settings: Settings) -> int:
     from ops.demo.run import run_demo
 
     async def run(stop: asyncio.Event) -> int:
-        return await run_demo(arguments.seconds, settings, stop)
+        return await run_demo(arguments.seconds, arguments.fleet, settings, stop)
 
     return _run(run)
 
@@ -334,19 +352,30 @@ def set_values(pairs: Sequence[str], kind: type[Given]) -> Given:
     Raises:
         ConfigError: an unknown name, or a value that does not fit; the message names it.
     """
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
     values: dict[str, object] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigError(f"--set {pair!r}: expected NAME=VALUE")
-        try:
-            values[name] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            values[name] = text
+        values[name] = _read_value(text, types.get(name, object))
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--set: {error}") from error
+
+
+def _read_value(text: str, kind: object) -> object:
+    """Return what a field's text says: JSON where that fits the field, else a bare word (`hash_seed=0` is one)."""
+    try:
+        value: object = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    for candidate in (value, text):
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(candidate, kind, strict=False)
+            return candidate
+    return value
 
 
 async def _until(stop: asyncio.Event, body: Coroutine[Any, Any, None]) -> int:

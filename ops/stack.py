@@ -140,6 +140,14 @@ class Stack:
         else:
             await part.stop(_STOP_S)
 
+    def check_parts(self) -> None:
+        """Raise NotReady where a part ended by itself; the message has the last line of its log."""
+        for name, part in self._parts.items():
+            if part.exit_code is not None:
+                lines = self.log_of(name).read_text(errors="replace").splitlines()
+                last = lines[-1] if lines else "its log is empty"
+                raise NotReady(f"{name} exited with {part.exit_code}: {last}")
+
     def log_of(self, name: str) -> Path:
         """Return the log file of a part."""
         assert self._folder is not None  # set when the stack starts

@@ -23,6 +23,7 @@ class Kind(Protocol):
 
     reset_path: ClassVar[str]
     reset_methods: ClassVar[tuple[str, ...]]
+    info_paths: ClassVar[tuple[str, ...]]
 
     @property
     def version(self) -> str:
@@ -42,3 +43,12 @@ class Kind(Protocol):
 
     def models(self, created_s: int) -> list[Any]:
         """Return the model and its adapters."""
+
+    def info(self) -> dict[str, Any]:
+        """Return what the engine says of itself, its version above all."""
+
+    def metrics(self) -> str | None:
+        """Return its counters as Prometheus' text, or None where they are not simulated."""
+
+    def close(self) -> None:
+        """Let go of what the ranks share."""

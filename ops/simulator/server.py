@@ -41,6 +41,7 @@ async def run_engine(settings: ServerSettings) -> None:
     settings.check()
     kind = kind_of(settings)
     with contextlib.ExitStack() as opened:
+        opened.callback(kind.close)
         listener = _listen(settings)
         opened.callback(listener.close)
         ranks: list[Rank] = []
@@ -71,6 +72,8 @@ def make_app(kind: Kind, ranks: Sequence[Rank]) -> Starlette:
             Route(kind.reset_path, routes.reset_prefix_cache, methods=list(kind.reset_methods)),
             Route("/health", routes.report_health, methods=["GET"]),
             Route("/v1/models", routes.list_models, methods=["GET"]),
+            Route("/metrics", routes.report_metrics, methods=["GET"]),
+            *(Route(path, routes.report_info, methods=["GET"]) for path in kind.info_paths),
         ]
     )
 
@@ -105,6 +108,13 @@ class _Routes:
 
     async def list_models(self, http: HttpRequest) -> Response:
         return _json({"object": "list", "data": self._kind.models(self._started_s)})
+
+    async def report_info(self, http: HttpRequest) -> Response:
+        return _json(self._kind.info())
+
+    async def report_metrics(self, http: HttpRequest) -> Response:
+        text = self._kind.metrics()
+        return Response(status_code=404) if text is None else Response(text, media_type="text/plain")
 
     def _choose_rank(self, asked: Asked) -> Rank:
         """Return the rank that was asked for, else the next in turn."""

@@ -1,5 +1,7 @@
 """What can be set of a simulated engine; names are the engine's own where it has one."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from ops.simulator.dialect import dialect_of
@@ -44,14 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ports = {"http_port": [self.http_port], "events_port": [self.events_port + rank for rank in self.ranks]}
         if self.replay_port:
             ports["replay_port"] = [self.replay_port + rank for rank in self.ranks]
-        owners: dict[int, str] = {}
-        for field, wanted in ports.items():
-            for port in wanted:
-                if not 0 < port <= _MAX_PORT:
-                    raise ConfigError(f"{field}: {port} is no port")
-                if port in owners:
-                    raise ConfigError(f"{field}: {port} is taken by {owners[port]}; leave room for all ranks")
-                owners[port] = field
+        check_ports(ports)
 
 
 class SimulatorSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +59,7 @@ class SimulatorSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknow
     max_num_batched_tokens: int = 8192  # of one step
     max_model_len: int = 0  # tokens; 0: as many as the blocks hold
     hash_seed: str | None = None  # PYTHONHASHSEED
+    store: str = ""  # address of a simulated Mooncake master that its connector asks; empty: no connector
 
     @property
     def model_len(self) -> int:
@@ -80,6 +76,8 @@ class SimulatorSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknow
         at_least("max_model_len", self.max_model_len, 0)
         if self.max_model_len > (self.blocks - 1) * self.block_size:
             raise ConfigError(f"max_model_len: {self.max_model_len} tokens do not fit into {self.blocks} blocks")
+        if self.store and "://" not in self.store:
+            raise ConfigError(f"store: {self.store!r} is no address, for example tcp://127.0.0.1:50051")
         super().check()
 
 
@@ -87,3 +85,15 @@ def at_least(field: str, value: float, least: int) -> None:
     """Raise ConfigError where a setting is less than that."""
     if value < least:
         raise ConfigError(f"{field}: {value} is less than {least}")
+
+
+def check_ports(ports: Mapping[str, Sequence[int]]) -> None:
+    """Raise ConfigError where a setting's ports are none, or another setting's too."""
+    owners: dict[int, str] = {}
+    for field, wanted in ports.items():
+        for port in wanted:
+            if not 0 < port <= _MAX_PORT:
+                raise ConfigError(f"{field}: {port} is no port")
+            if port in owners:
+                raise ConfigError(f"{field}: {port} is taken by {owners[port]}; leave room for all ranks")
+            owners[port] = field

@@ -10,12 +10,21 @@ from starlette.responses import Response
 from ops.simulator.api import answer_of, engine_request, model_cards, parse_completion
 from ops.simulator.block_pool import BlockPool
 from ops.simulator.chain import DEFAULT_SEED, HashScheme, root_of
+from ops.simulator.connector import Connector
 from ops.simulator.dialect import dialect_of
 from ops.simulator.engine import Engine, Limits
 from ops.simulator.kind import Asked
+from ops.simulator.mooncake.client import StoreClient
 from ops.simulator.rank import Rank
 from ops.simulator.settings import ServerSettings, SimulatorSettings
 from ops.simulator.wire import encode_batch
+
+_COUNTERS = {
+    "vllm:prefix_cache_queries_total": "queried",
+    "vllm:prefix_cache_hits_total": "found",
+    "vllm:external_prefix_cache_queries_total": "queried_outside",
+    "vllm:external_prefix_cache_hits_total": "found_outside",
+}
 
 
 class VllmKind:
@@ -23,12 +32,15 @@ class VllmKind:
 
     reset_path: ClassVar[str] = "/reset_prefix_cache"
     reset_methods: ClassVar[tuple[str, ...]] = ("POST",)
+    info_paths: ClassVar[tuple[str, ...]] = ("/version",)
 
     def __init__(self, settings: ServerSettings) -> None:
         assert isinstance(settings, SimulatorSettings)
         self._settings = settings
         self._dialect = dialect_of(settings.version)
         self._root = self._first_hash()
+        self._store = StoreClient(settings.store, settings.model) if settings.store else None
+        self._engines: dict[int, Engine] = {}  # by rank
 
     @property
     def version(self) -> str:
@@ -43,7 +55,9 @@ class VllmKind:
             HashScheme(self._root, settings.block_size, dialect.tagged_keys),
             dialect,
             Limits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.model_len),
+            Connector(self._store, settings.block_size) if self._store is not None else None,
         )
+        self._engines[number] = engine
         return Rank(settings, number, engine, partial(encode_batch, dialect=dialect), dialect)
 
     def read(self, body: bytes, request_id: str, rank_header: str | None) -> Asked:
@@ -68,6 +82,25 @@ class VllmKind:
     def models(self, created_s: int) -> list[Any]:
         """Return the model and its adapters."""
         return list(model_cards(self._settings, created_s, self._settings.model_len))
+
+    def info(self) -> dict[str, Any]:
+        """Return vLLM's version."""
+        return {"version": self.version}
+
+    def metrics(self) -> str:
+        """Return the counters of prefix hits (v1/metrics/loggers.py); none is labelled but by model and rank."""
+        lines: list[str] = []
+        for name, field in _COUNTERS.items():
+            lines.append(f"# TYPE {name} counter")
+            for number, engine in self._engines.items():
+                labels = f'engine="{number}",model_name={msgspec.json.encode(self._settings.model).decode()}'
+                lines.append(f"{name}{{{labels}}} {getattr(engine.hits, field)}")
+        return "\n".join([*lines, ""])
+
+    def close(self) -> None:
+        """Close the way to the store."""
+        if self._store is not None:
+            self._store.close()
 
     def _first_hash(self) -> bytes:
         """Return what all hashes start from; unset and before 0.30 that is random for each start, for all ranks."""

@@ -11,6 +11,8 @@ import pytest
 from index.digests import index_digest
 from index.hashing import pack_tokens
 from index.lookup import Prompt
+from ops.check.live import Target, check_live
+from ops.check.report import is_fit
 from ops.kafka_client import client_options
 from ops.replay.pipeline import InProcess
 from ops.simulator.publisher import END_SEQUENCE
@@ -246,8 +248,36 @@ async def test_an_answer_has_sglangs_shape() -> None:
         assert set(answer["choices"][0]) == {"index", "text", "logprobs", "finish_reason", "matched_stop"}
         models = (await http.get("/v1/models")).json()["data"]
         assert [(card["id"], card["owned_by"]) for card in models] == [("simulated", "sglang"), ("sql", "sglang")]
+        for path in ("/server_info", "/get_server_info"):
+            info = (await http.get(path)).json()
+            assert (info["version"], info["page_size"], info["enable_hierarchical_cache"]) == ("0.5.23", SIZE, False)
+        assert (await http.get("/metrics")).status_code == 404
         unknown = await http.post("/v1/completions", json={"prompt": "x", "model": "simulated:french"})
         assert unknown.status_code == 404
+
+
+@pytest.mark.parametrize("version", ["0.5.10", "0.5.18", "0.5.23"])
+async def test_the_conformance_check_finds_it_fit(version: str) -> None:
+    """Its version too, which its API tells; another version is not what its events look like."""
+    settings = simulator(version=version)
+    async with serving(settings):
+        target = Target(
+            engine="sglang",
+            version=version,
+            events=f"tcp://127.0.0.1:{settings.events_port}",
+            replay=f"tcp://127.0.0.1:{settings.replay_port}",
+            topic="",
+            rank=0,
+            api=f"http://127.0.0.1:{settings.http_port}",
+            settings=EngineSettings(block_size=SIZE),
+        )
+        findings, _ = await check_live(target, 1.0)
+        assert is_fit(findings), findings
+        verdicts = {finding.rule: finding.verdict for finding in findings}
+        assert (verdicts["version"], verdicts["predictions"]) == ("fit", "fit")
+        other = "0.5.23" if version != "0.5.23" else "0.5.18"
+        findings, _ = await check_live(msgspec.structs.replace(target, version=other), 1.0)
+        assert not is_fit(findings)
 
 
 @pytest.mark.services

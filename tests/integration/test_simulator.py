@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import random
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +18,16 @@ import zmq.asyncio
 
 from index.hashing import pack_tokens
 from index.lookup import Prompt
+from ops.embedded.processes import ChildProcess, listens
 from ops.replay.pipeline import InProcess
 from ops.simulator.api import completion_of
 from ops.simulator.block_pool import BlockPool
 from ops.simulator.chain import Adapter, HashScheme, root_of
 from ops.simulator.dialect import dialect_of
 from ops.simulator.engine import Engine, Limits, Request
+from ops.simulator.mooncake.server import run_master
+from ops.simulator.mooncake.settings import MasterSettings
+from ops.simulator.mooncake.wire import encode_question
 from ops.simulator.publisher import END_SEQUENCE, Publisher
 from ops.simulator.server import run_engine
 from ops.simulator.settings import ServerSettings, SimulatorSettings
@@ -213,6 +219,7 @@ async def test_an_answer_has_openais_shape() -> None:
         assert choice["text"].split() == [f"t{token}" for token in choice["token_ids"]]
         assert choice["finish_reason"] == "length"
         assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/version")).json() == {"version": settings.version}
         models = (await http.get("/v1/models")).json()["data"]
         assert [(card["id"], card["parent"]) for card in models] == [("simulated", None), ("french", "simulated")]
         unknown = await http.post("/v1/completions", json={"model": "other", "prompt": "x"})
@@ -261,6 +268,65 @@ async def test_a_port_that_is_taken_is_named(setting: str) -> None:
     settings = simulator()
     with socket.create_server((settings.host, getattr(settings, setting))), pytest.raises(ConfigError, match=setting):
         await run_engine(settings)
+
+
+# ---- a store that engines share
+
+
+async def test_an_engine_reuses_what_another_one_put_into_the_store(tmp_path: Path) -> None:
+    """Whole blocks, below the prompt's last token, behind what its own device has; the counters tell where from."""
+    store, answers = simulated_master()
+    tokens = list(range(100))
+    async with mastering(store, tmp_path / "log"), heard_from(store.events_port) as hear:
+        async with serving(simulator(store=answers)) as first, serving(simulator(store=answers)) as second:
+            assert cached(await complete(first, prompt=tokens, max_tokens=40)) == 0
+            assert cached(await complete(second, prompt=tokens[:50], max_tokens=1)) == 48
+            assert cached(await complete(second, prompt=tokens[:96], max_tokens=1)) == 80
+            assert cached(await complete(second, prompt=tokens, max_tokens=1)) == 96
+            assert cached(await complete(second, prompt=tokens, max_tokens=1, cache_salt="a")) == 0
+            counters = (await second.get("/metrics")).text
+        sequence, payload = await hear()
+    assert sequence == 1
+    assert len(msgspec.msgpack.decode(payload)[1]) == 6, "the prefill alone is saved"
+    found = {line.split("{")[0]: int(line.split()[-1]) for line in counters.splitlines() if line[0] != "#"}
+    assert found == {
+        "vllm:prefix_cache_queries_total": 346,
+        "vllm:prefix_cache_hits_total": 48 + 96,
+        "vllm:external_prefix_cache_queries_total": 346 - 144,
+        "vllm:external_prefix_cache_hits_total": 48 + 32,
+    }
+
+
+async def test_an_engine_goes_on_without_its_store(tmp_path: Path) -> None:
+    """It waits a second for each answer that does not come, and then computes; a master that comes later is asked."""
+    store, answers = simulated_master()
+    async with serving(simulator(store=answers)) as http:
+        assert cached(await complete(http, prompt=list(range(40)), max_tokens=1)) == 0
+        async with mastering(store, tmp_path / "log"), serving(simulator(store=answers)) as other:
+            assert cached(await complete(http, prompt=list(range(100, 140)), max_tokens=1)) == 0
+            assert cached(await complete(other, prompt=list(range(100, 140)), max_tokens=1)) == 32
+
+
+@pytest.mark.parametrize("setting", ["rpc_port", "events_port"])
+async def test_a_masters_port_that_is_taken_is_named(setting: str) -> None:
+    store, _ = simulated_master()
+    with socket.create_server((store.host, getattr(store, setting))), pytest.raises(ConfigError, match=setting):
+        await run_master(store)
+
+
+async def test_a_master_refuses_what_is_no_question(tmp_path: Path) -> None:
+    """With an empty answer, and goes on."""
+    store, answers = simulated_master()
+    context = zmq.asyncio.Context()
+    try:
+        async with mastering(store, tmp_path / "log"), asyncio.timeout(DEADLINE_S):
+            client = context.socket(zmq.REQ)
+            client.connect(answers)
+            for body, answer in [(b"\xc1", b""), (encode_question("put", ["k"]), b"\1"), (b"", b"")]:
+                await client.send(body)
+                assert await client.recv() == answer
+    finally:
+        context.destroy(linger=0)
 
 
 # ---- builders
@@ -358,6 +424,61 @@ async def complete(http: httpx.AsyncClient, *, rank: int | None = None, **body: 
     answer = await http.post("/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def cached(answer: Any) -> int:
+    """Return how much of the prompt was reused."""
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def simulated_master() -> tuple[MasterSettings, str]:
+    """Return settings on ports that are free now, and the address that engines ask at."""
+    rpc, events = free_ports(2)
+    return MasterSettings(rpc_port=rpc, events_port=events), f"tcp://127.0.0.1:{rpc}"
+
+
+@contextlib.asynccontextmanager
+async def mastering(settings: MasterSettings, log: Path) -> AsyncIterator[None]:
+    """Run a simulated Mooncake master in a process of its own, for engines wait for it; stop it at the end."""
+    values = msgspec.to_builtins(settings)
+    arguments = [f"{name}={values[name]}" for name in ("rpc_port", "events_port")]
+    options = [part for argument in arguments for part in ("--set", argument)]
+    master = ChildProcess([sys.executable, "-m", "ops.cli", "engine", "--kind", "mooncake", *options], log)
+
+    async def answers() -> bool:
+        return listens(settings.rpc_port) and listens(settings.events_port)
+
+    failure = await master.ready(answers, DEADLINE_S)
+    assert failure is None, f"{failure}; its log: {log}"
+    try:
+        yield
+        assert master.exit_code is None, log
+    finally:
+        await master.stop(DEADLINE_S)
+    assert master.exit_code == 0, log
+
+
+@contextlib.asynccontextmanager
+async def heard_from(port: int) -> AsyncIterator[Callable[[], Awaitable[tuple[int, bytes]]]]:
+    """Yield how to receive a publisher's next message, from when the subscription has arrived."""
+    context = zmq.asyncio.Context()
+    try:
+        messages = context.socket(zmq.SUB)
+        monitor = messages.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        messages.subscribe(b"")
+        messages.connect(f"tcp://127.0.0.1:{port}")
+
+        async def receive() -> tuple[int, bytes]:
+            async with asyncio.timeout(DEADLINE_S):
+                _, sequence, payload = await messages.recv_multipart()
+                return int.from_bytes(sequence, "big"), payload
+
+        async with asyncio.timeout(DEADLINE_S):
+            await monitor.recv_multipart()
+        await asyncio.sleep(0.1)  # the subscription follows the handshake, unseen
+        yield receive
+    finally:
+        context.destroy(linger=0)
 
 
 @contextlib.asynccontextmanager

@@ -24,6 +24,7 @@ class SglangKind:
 
     reset_path: ClassVar[str] = "/flush_cache"
     reset_methods: ClassVar[tuple[str, ...]] = ("GET", "POST")
+    info_paths: ClassVar[tuple[str, ...]] = ("/server_info", "/get_server_info")  # the second is the older name
 
     def __init__(self, settings: ServerSettings) -> None:
         assert isinstance(settings, SglangSettings)
@@ -68,3 +69,23 @@ class SglangKind:
     def models(self, created_s: int) -> list[Any]:
         """Return the model and its adapters."""
         return list(model_cards(self._settings, created_s, self._settings.longest, "sglang"))
+
+    def info(self) -> dict[str, Any]:
+        """Return some of the arguments that the server was started with, and its version."""
+        settings = self._settings
+        return {
+            "model_path": settings.model,
+            "page_size": settings.page_size,
+            "dp_size": settings.data_parallel_size,
+            "enable_hierarchical_cache": bool(settings.host_pages),
+            "hicache_write_policy": settings.write_policy,
+            "chunked_prefill_size": settings.chunked_prefill_size,
+            "max_running_requests": settings.max_running_requests,
+            "version": self.version,
+        }
+
+    def metrics(self) -> None:
+        """Return None: SGLang's counters are not simulated."""
+
+    def close(self) -> None:
+        """Do nothing: the ranks share nothing."""

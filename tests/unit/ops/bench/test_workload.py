@@ -7,7 +7,7 @@ from index.fold import Flush, fold
 from index.lookup import Prompt, ask, reaches
 from index.match import NOTHING
 from index.memory_store import MemoryStore
-from ops.bench.traffic import MODEL, UNIT, block_hashes, chain, holder, messages
+from ops.bench.traffic import UNIT, block_hashes, chain, holder, messages
 from ops.bench.workload import GPU, HOST, LENGTHS, Workload, build, queries
 from schemas.events import decode_record
 
@@ -21,14 +21,14 @@ def workload() -> Workload:
 async def test_records_lead_to_the_answers_that_are_expected(workload: Workload) -> None:
     """Each replica's reach by tier, of prompts of every length, follows from the relays' records."""
     store = MemoryStore()
-    await store.setup(MODEL)
+    await store.setup(workload.model)
     records = [decode_record(message.value) for message in messages(workload, 4)]
-    await store.apply(Flush(MODEL, None, fold(records)))
-    questions = [ask(row.holder, row.profile) for row in await store.holders(MODEL) if row.profile is not None]
+    await store.apply(Flush(workload.model, None, fold(records)))
+    questions = [ask(row.holder, row.profile) for row in await store.holders(workload.model) if row.profile is not None]
     hashes = block_hashes(workload)
     for query in (query for length in LENGTHS for query in queries(workload, length, 20, seed=1)):
         tokens = len(query.blocks) * UNIT + 1
-        prompt = Prompt(MODEL, tokens, hashes=chain(hashes, query.blocks).tobytes(), block_size=UNIT)
+        prompt = Prompt(workload.model, tokens, hashes=chain(hashes, query.blocks).tobytes(), block_size=UNIT)
         found = await reaches(store, prompt, questions)
         for replica in range(workload.replicas):
             gpu, blocks = int(query.gpu[replica]), int(query.reach[replica])
