@@ -105,9 +105,8 @@ async def _while_all_run(stack: Stack, body: Coroutine[Any, Any, None]) -> None:
             stack.check_parts()
             await asyncio.wait((running,), timeout=_WATCH_S)
         if running.exception() is not None:
-            await asyncio.sleep(
-                _WATCH_S
-            )  # a process that died says more than who missed its answer; it is gone by then
+            # a process that died says more than who missed its answer; it is gone by then
+            await asyncio.sleep(_WATCH_S)
             stack.check_parts()
         running.result()
     finally:
