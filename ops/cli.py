@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -352,29 +351,26 @@ def set_values(pairs: Sequence[str], kind: type[Given]) -> Given:
     Raises:
         ConfigError: an unknown name, or a value that does not fit; the message names it.
     """
-    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
     values: dict[str, object] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigError(f"--set {pair!r}: expected NAME=VALUE")
-        values[name] = _read_value(text, types.get(name, object))
+        values[name] = _value_of(name, text, kind)
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--set: {error}") from error
 
 
-def _read_value(text: str, kind: object) -> object:
-    """Return what a field's text says: JSON where that fits the field, else a bare word (`hash_seed=0` is one)."""
+def _value_of(name: str, text: str, kind: type[msgspec.Struct]) -> object:
+    """Return a value as JSON reads it, or the bare text where a text is wanted: `hash_seed=0` is one."""
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
     try:
-        value: object = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        value = msgspec.json.decode(text)
+        msgspec.convert(value, types.get(name, object), strict=False)
+    except (msgspec.DecodeError, msgspec.ValidationError):
         return text
-    for candidate in (value, text):
-        with suppress(msgspec.ValidationError):
-            msgspec.convert(candidate, kind, strict=False)
-            return candidate
     return value
 
 
