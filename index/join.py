@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from index.match import Reach, Rules, Run
-from schemas.profiles import TIERS, Profile, Tier
+from schemas.profiles import TIERS, Profile, Tier, join_mismatch
 
 
 class PoolPart:
@@ -105,10 +105,14 @@ class PoolPart:
 _LAST_TOKENS = ("never", "uncounted", "counted")
 
 
-def reads_pools(profile: Profile) -> bool:
-    """Return whether what a pool has says anything of a replica: one class of full attention, as far as is known."""
-    classes = {group.group_class for group in profile.groups} or {pair.group_class for pair in profile.pairs}
-    return bool(profile.unit) and len(classes) <= 1 and all(known.kind == "full" for known in classes)
+def unread_reason(pool: Profile, replica: Profile) -> str:
+    """Return why nothing that a pool has counts for a replica that reads it, or an empty text."""
+    if not replica.unit:
+        return "block_size_unknown"
+    classes = {group.group_class for group in replica.groups} or {pair.group_class for pair in replica.pairs}
+    if len(classes) > 1 or any(known.kind != "full" for known in classes):
+        return "groups_not_told"
+    return join_mismatch(pool, replica)
 
 
 def with_pools(

@@ -1,14 +1,14 @@
 """A prompt against the index: hash it once for each kind of block, find the blocks, apply the hit rule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_hashes, root_hash
-from index.join import PoolPart, reads_pools, with_pools
+from index.join import PoolPart, unread_reason, with_pools
 from index.match import Reach, Rules, Run, make_rules, reusable_tokens
 from index.store import Found, Store
-from schemas.profiles import Holder, Profile, Tier, join_mismatch
+from schemas.profiles import Holder, Profile, Tier
 
 NOT_FOUND = Found({})
 
@@ -57,17 +57,34 @@ async def reaches(
         StaleIndex, StoreUnavailable: the store has no answer.
     """
     runs = await _runs_by_unit(store, prompt, [*questions, *pools], secret)
-    by_name = {pool.holder.name: pool for pool in pools if pool.holder in runs}
+    by_name = {pool.holder.name: pool for pool in pools}
     parts: dict[tuple[str, tuple[Tier, ...]], PoolPart] = {}  # the same for all who read the same tiers
 
-    def read_by(profile: Profile) -> Iterator[PoolPart]:
-        for use in profile.pools if reads_pools(profile) else ():
+    def part_of(pool: Question, tiers: tuple[Tier, ...]) -> PoolPart:
+        key = (pool.holder.name, tiers)
+        if key not in parts:
+            parts[key] = PoolPart(pool.profile, pool.rules, runs[pool.holder], tiers)
+        return parts[key]
+
+    def joined(own: Reach, replica: Question) -> Reach:
+        """Return what a replica reaches with its pools, and why some of them count for nothing."""
+        read: list[tuple[Question, tuple[Tier, ...]]] = []
+        marks: list[str] = []
+        for use in replica.profile.pools:
             pool = by_name.get(use.name)
-            if pool is not None and not join_mismatch(pool.profile, profile):
-                key = (use.name, use.tiers)
-                if key not in parts:
-                    parts[key] = PoolPart(pool.profile, pool.rules, runs[pool.holder], use.tiers)
-                yield parts[key]
+            if pool is None:
+                continue
+            reason = unread_reason(pool.profile, replica.profile) if pool.holder in runs else "block_size"
+            if reason:
+                marks.append(f"pool {use.name}: {reason}")
+            else:
+                read.append((pool, use.tiers))
+        asked = [part_of(pool, tiers) for pool, tiers in read]
+        reach = with_pools(own, replica.rules, asked, prompt.prompt_tokens, whole_prompt=whole_prompt)
+        for pool, _ in read:
+            credited = pool.holder.name in reach.pools
+            marks += [f"pool {pool.holder.name}: {mark}" for mark in _marks(pool.profile, prompt, credited=credited)]
+        return _with_marks(reach, marks)
 
     answers: dict[Holder, Reach] = {}
     alike: dict[tuple[int, int], Reach] = {}  # most replicas have one of a few runs, by one set of rules
@@ -80,12 +97,9 @@ async def reaches(
         if reach is None:
             reach = reusable_tokens(own, question.rules, prompt.prompt_tokens, whole_prompt=whole_prompt)
             alike[same] = reach
-        profile = question.profile
-        if profile.pools:
-            read = read_by(profile)
-            reach = with_pools(reach, question.rules, read, prompt.prompt_tokens, whole_prompt=whole_prompt)
-        used = [by_name[use.name].profile for use in profile.pools if use.name in by_name]
-        answers[question.holder] = _marked(reach, profile, used, prompt)
+        if question.profile.pools:
+            reach = joined(reach, question)
+        answers[question.holder] = _marked(reach, question.profile, prompt)
     return answers
 
 
@@ -108,14 +122,15 @@ def _kind(question: Question) -> tuple[int, bool]:
     return question.profile.unit, question.profile.drafting == "pairs"
 
 
-def _marked(reach: Reach, profile: Profile, pools: Sequence[Profile], prompt: Prompt) -> Reach:
+def _marked(reach: Reach, profile: Profile, prompt: Prompt) -> Reach:
     """Return the reach with what makes it less certain: namespaces that events hide, tiers that never remove."""
     marks = _marks(profile, prompt, credited=reach.tokens > 0)
     marks += [f"{tier}_never_removed" for tier in reach.by_tier if not profile.tier(tier).removals]
-    for pool in pools:
-        credited = pool.name in reach.pools
-        marks += [f"pool {pool.name}: {mark}" for mark in _marks(pool, prompt, credited=credited)]
-    return msgspec.structs.replace(reach, marks=tuple(marks)) if marks else reach
+    return _with_marks(reach, marks)
+
+
+def _with_marks(reach: Reach, marks: Sequence[str]) -> Reach:
+    return msgspec.structs.replace(reach, marks=(*reach.marks, *marks)) if marks else reach
 
 
 def _marks(profile: Profile, prompt: Prompt, *, credited: bool) -> list[str]:

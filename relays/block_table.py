@@ -141,19 +141,26 @@ class BlockTable:
         for node in self.nodes.values():
             self.touch_node(node)
 
-    def settle(self) -> None:
-        """After a batch: let go of entries without copies, and of nodes that came and went unseen."""
+    def settle(self) -> int:
+        """After a batch: let go of entries without copies, and of nodes that came and went unseen.
+
+        Returns:
+            How many places were forgotten for want of room.
+        """
         for name, entry in self._touched.items():
             if not entry.copies and self.entries.get(name) is entry:
                 self._rest(entry)
         self._touched.clear()
+        idle = len(self._idle)
         while len(self._idle) > self.limits.idle_hashes:
             self.forget(self.entries[next(iter(self._idle))])
+        dropped = idle - len(self._idle)
         for node in self._touched_nodes:
             if node in self.dirty and not node.sent and not self.residency(node):
                 del self.dirty[node]
                 self._release(node)
         self._touched_nodes.clear()
+        return dropped
 
     def residency(self, node: Node) -> int:
         """Return the node's bits: a (group class, tier) pair is set where every group of the class has a copy."""

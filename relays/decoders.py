@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from relays import sglang, trtllm, vllm
-from relays.dialects import has_groups
+from relays.dialects import has_groups, places_media
 from relays.engine_events import Decoded
 from schemas.errors import ConfigError
 from schemas.profiles import Profile
@@ -24,6 +24,7 @@ def decoder_of(profile: Profile) -> Decode:
                 hash_bits=profile.hash.bits,
                 adapters=profile.adapters,
                 multiple_groups=has_groups(profile.version),
+                media_places=places_media(profile.version),
                 lmcache=profile.lmcache,
                 lmcache_chunk=profile.tier("host").chunk * profile.unit,
             )

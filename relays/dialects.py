@@ -20,7 +20,7 @@ _SGLANG_LEAST_LOAD = 10  # tokens that HiCache loads back at the least, 0.5.6 to
 _MAX_SHARDS = 64
 
 DEFAULT_SEED = "vllm-none-hash"
-"""Seed of vLLM's block hashes where PYTHONHASHSEED is unset, 0.30 and newer (v1/core/kv_cache_utils.py)."""
+"""Seed of vLLM's block hashes where PYTHONHASHSEED is unset, 0.29 and newer (v1/core/kv_cache_utils.py)."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_age_s: float = 3600.0  # of copies that nothing ever removes
     pools: tuple[PoolUse, ...] = ()  # that this replica reads
     adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
-    placeholders: tuple[int, ...] = ()  # tokens that stand for media: vLLM up to 0.17 does not name the picture
+    placeholders: tuple[int, ...] = ()  # tokens that stand for media: vLLM up to 0.16 does not name the picture
     transport: Literal["http", "zmq"] = "http"  # TensorRT-LLM: drained over HTTP, or published by its V2 manager
     windows: tuple[int, ...] = ()  # TensorRT-LLM: attention windows in tokens; learnt from its events
     cascade: bool = True  # TensorRT-LLM over HTTP: a removal names the topmost block only; True errs to the cold side
@@ -155,12 +155,10 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
             f"connector: SimpleCPUOffloadConnector of vLLM {version} announces host evictions as device removals"
         )
     groups = settings.groups
-    if number < (0, 20):
+    if number < (0, 20) and len(groups) != 1:
         # events switch the hybrid cache manager off, so there is one group that behaves as full attention (4.8)
         groups = (Group(0, "full", settings.block_size),) if settings.block_size else ()
-    unit = settings.prefix_match_unit or (0 if groups else settings.block_size)
-    if not unit and groups:
-        unit = gcd(*(group.block_size for group in groups))
+    unit, alignment = _vllm_unit(number, groups, settings)
     return Profile(
         model=model,
         name=name,
@@ -168,7 +166,7 @@ def vllm_profile(model: str, name: str, version: str, settings: EngineSettings) 
         version=version,
         dialect="vllm",
         unit=unit,
-        alignment=settings.prefix_match_unit,
+        alignment=alignment,
         drafting=_vllm_drafting(number, settings),
         groups=groups,
         tiers=(TierProfile("gpu"), _vllm_host(number, settings), TierProfile("disk", removals=False)),
@@ -293,11 +291,14 @@ def dynamo_profile(model: str, name: str, version: str, settings: EngineSettings
 
 
 def _sglang_hidden(number: tuple[int, ...]) -> Any:
-    """Return the namespaces that share hashes or are not announced (1.3, 1.4); extra keys never are."""
+    """Return the namespaces that share hashes or are not announced (1.3, 1.4); extra keys never are.
+
+    0.5.22 tells adapters in its `dynamo` format alone, which nothing in an event shows.
+    """
     hidden = ["extra_key"]
     if number < (0, 5, 18):
         hidden.append("salt")
-    if number < (0, 5, 22):
+    if number < (0, 5, 23):
         hidden.append("adapter")
     return tuple(hidden)
 
@@ -305,6 +306,33 @@ def _sglang_hidden(number: tuple[int, ...]) -> Any:
 def has_groups(version: str) -> bool:
     """Return whether this vLLM's `group_idx` means anything."""
     return parse_version(version) >= (0, 20)
+
+
+def places_media(version: str) -> bool:
+    """Return whether this vLLM's extra keys say where in a block a picture begins; in 0.19.1, not in 0.18.0."""
+    return parse_version(version) >= (0, 19)
+
+
+def _vllm_unit(number: tuple[int, ...], groups: tuple[Group, ...], settings: EngineSettings) -> tuple[int, int]:
+    """Return the unit, and what a hit is a multiple of where that is not the blocks' least common multiple (else 0).
+
+    Hits end inside blocks from 0.26 on, where a recurrent group's blocks are longer than the hash unit and every
+    window's are as long. The unit is prefix_match_unit or else what all blocks have in common, so unequal blocks
+    alone are enough; a single group has no other unit than its block.
+
+    Source: v1/core/kv_cache_utils.py resolve_kv_cache_block_sizes and partial_hash_hits_enabled (0.32),
+    kv_cache_coordinator.py HybridKVCacheCoordinator (0.26 to 0.30).
+    """
+    if not groups:
+        return settings.prefix_match_unit or settings.block_size, settings.prefix_match_unit
+    unit = gcd(*(group.block_size for group in groups))
+    if len(groups) == 1 or number < (0, 26):
+        return unit, 0
+    unit = settings.prefix_match_unit or unit
+    partial = any(group.kind == "state" and group.block_size > unit for group in groups) and not any(
+        group.kind == "window" and group.block_size != unit for group in groups
+    )
+    return unit, unit if partial else 0
 
 
 def _vllm_drafting(
@@ -317,9 +345,10 @@ def _vllm_drafting(
 
 
 def _vllm_host(number: tuple[int, ...], settings: EngineSettings) -> TierProfile:
-    """Return the host tier; OffloadingConnector may load the prompt's last token, and counts it from 0.22 on.
+    """Return the host tier; OffloadingConnector may load the prompt's last token, and counts it from 0.20 on.
 
-    Source: v1/offloading_connector.py 0.14.1, v1/offloading/scheduler.py 0.22.1 to 0.32.0, and a live 0.32.0.
+    Source: v1/offloading_connector.py 0.14.1, v1/offloading/scheduler.py 0.22.1 to 0.32.0, v1/core/sched/scheduler.py
+    0.19.1 and 0.20.0 (PrefillStats), and a live 0.32.0.
     """
     if settings.lmcache == "in_process":
         if not settings.block_size or settings.lmcache_chunk % settings.block_size:
@@ -331,13 +360,13 @@ def _vllm_host(number: tuple[int, ...], settings: EngineSettings) -> TierProfile
         return TierProfile("host", chunk=chunk, removals=False, last_token="uncounted")
     last: Literal["never", "uncounted", "counted"] = "never"
     if settings.connector == "offloading":
-        last = "counted" if number >= (0, 22) else "uncounted"
+        last = "counted" if number >= (0, 20) else "uncounted"
     return TierProfile("host", chunk=settings.blocks_per_chunk, capacity=settings.host_chunks, last_token=last)
 
 
 def _vllm_hash(number: tuple[int, ...], settings: EngineSettings) -> HashScheme:
     seed = settings.hash_seed
-    if seed is None and number >= (0, 30) and settings.hash_algorithm in ("sha256", "sha256_cbor"):
+    if seed is None and number >= (0, 29) and settings.hash_algorithm in ("sha256", "sha256_cbor"):
         seed = DEFAULT_SEED
     return HashScheme(settings.hash_algorithm, seed, settings.hash_bits)
 

@@ -1,41 +1,37 @@
 """One rank of one engine as a relay sees it: sequence, decoder, mirror and voice together; pure."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 from relays.block_table import Limits
 from relays.decoders import decoder_of
 from relays.engine_events import Decoded, RejectReason
+from relays.holder import MirroredHolder
 from relays.mirror import Mirror
 from relays.placing import HashCheck
 from relays.records import Voice
 from relays.vllm_hashes import first_block_check
 from schemas.errors import FrameError
-from schemas.events import MAX_NUMBER, Heartbeat, HolderState, Record
+from schemas.events import MAX_NUMBER
 from schemas.profiles import Holder, Profile
 
 
-class EngineRank:
+class EngineRank(MirroredHolder):
     """Turns one rank's messages into records; a new life starts empty and with a higher number."""
 
     def __init__(
         self, profile: Profile, holder: Holder, life: int, *, secret: bytes = b"", limits: Limits | None = None
     ) -> None:
-        self.holder = holder
         self.counts: Counter[str] = Counter()  # refused messages and events, by reason
-        self.received: dict[str, int] = {}  # source -> last engine sequence
-        self.time_s = 0.0
         self._profile = profile
         self._secret = secret
         self._limits = limits
         self.decode = decoder_of(profile)
         self._check: HashCheck | None = first_block_check(profile)
-        self.mirror = self._new_mirror(profile)
-        self.voice = Voice(holder, life)
+        super().__init__(holder, self._new_mirror(), life)
 
     def begin_life(self, life: int) -> None:
         """Forget everything, what was learnt of the engine too; what comes next is said in this life."""
-        self.mirror = self._new_mirror(self._profile)
+        self.mirror = self._new_mirror()
         self.voice = Voice(self.holder, life)
         self.received = {}
 
@@ -65,23 +61,5 @@ class EngineRank:
         """Take in the attention windows that announce blocks, largest first."""
         self.mirror.learn_windows(sizes)
 
-    def expire(self, now_s: float, max_age_s: float | None) -> None:
-        """Forget copies past this age, in tiers whose copies nothing may ever remove."""
-        if max_age_s is not None:
-            self.mirror.expire(now_s, max_age_s)
-
-    def say_again(self, life: int) -> None:
-        """Tell everything that is known again, in this life."""
-        self.mirror.say_again()
-        self.voice = Voice(self.holder, life)
-
-    def _new_mirror(self, profile: Profile) -> Mirror:
-        return Mirror(profile, secret=self._secret, limits=self._limits, hash_check=self._check)
-
-    def speak(self) -> Iterator[Record]:
-        """Yield the records that tell the index what is new."""
-        return self.voice.speak(self.mirror, self.received, self.time_s)
-
-    def beat(self, state: HolderState, *, share_known: float = 1.0, reason: str = "") -> Record:
-        """Return a heartbeat."""
-        return self.voice.beat(Heartbeat(state, dict(self.received), share_known, reason), self.time_s)
+    def _new_mirror(self) -> Mirror:
+        return Mirror(self._profile, secret=self._secret, limits=self._limits, hash_check=self._check)

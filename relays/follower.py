@@ -1,7 +1,7 @@
 """What the relay of a pool reads from Kafka: the profiles and records of the replicas that name the pool's blocks."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import structlog
@@ -51,39 +51,49 @@ class Follower:
         """Follow until cancelled; a broker that is away, or a topic that is not made yet, is waited for."""
         while True:
             consumer = AIOKafkaConsumer(
-                **self._client, enable_auto_commit=False, auto_offset_reset="earliest", max_poll_records=_AT_ONCE
+                REPLICAS,
+                *self._models,
+                **self._client,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                max_poll_records=_AT_ONCE,
             )
             try:
                 await consumer.start()
-                # profiles first: they say which replicas' names are the pool's
-                await self._read(consumer, await _partitions(consumer, [REPLICAS]), to_the_end=True)
-                partitions = await _partitions(consumer, [REPLICAS, *self._models])
-                await self._read(consumer, partitions, to_the_end=True)
-                self._on_caught_up()
-                await self._read(consumer, partitions, to_the_end=False)
+                await self._follow(consumer)
             except (KafkaError, OSError) as error:
-                log.warning("relay.broker_unavailable", error=str(error), pause_s=_PAUSE_S)
+                log.warning("relay.records_unavailable", error=str(error), pause_s=_PAUSE_S)
             finally:
                 await consumer.stop()
             await asyncio.sleep(_PAUSE_S)
 
-    async def _read(
-        self, consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition], *, to_the_end: bool
-    ) -> None:
-        consumer.assign(partitions)
-        for partition in partitions:
-            known = self._positions.get(partition)
-            if known is None:
-                await consumer.seek_to_beginning(partition)
-            else:
-                consumer.seek(partition, known)
-        ends = await consumer.end_offsets(partitions) if to_the_end else {}
-        while not to_the_end or any([await consumer.position(p) < end for p, end in ends.items()]):
-            for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
-                for record in records:
-                    self._take(partition.topic, record)
-                    self._positions[partition] = record.offset + 1
-                await asyncio.sleep(0)
+    async def _follow(self, consumer: AIOKafkaConsumer) -> None:
+        partitions = consumer.assignment()
+        for partition, position in self._positions.items():
+            if partition in partitions:
+                consumer.seek(partition, position)
+        # profiles first: they say which replicas' names are the pool's
+        events = {partition for partition in partitions if partition.topic != REPLICAS}
+        consumer.pause(*events)
+        await self._read_to_end(consumer, partitions - events)
+        consumer.resume(*events)
+        await self._read_to_end(consumer, partitions)
+        self._on_caught_up()
+        while True:
+            await self._read_some(consumer)
+
+    async def _read_to_end(self, consumer: AIOKafkaConsumer, partitions: Set[TopicPartition]) -> None:
+        """Read what is there now; the last offsets may be markers, or compacted away: positions tell."""
+        ends = await consumer.end_offsets(partitions)
+        while any([await consumer.position(partition) < end for partition, end in ends.items()]):
+            await self._read_some(consumer)
+
+    async def _read_some(self, consumer: AIOKafkaConsumer) -> None:
+        for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
+            for record in records:
+                self._take(partition.topic, record)
+                self._positions[partition] = record.offset + 1
+            await asyncio.sleep(0)
 
     def _take(self, topic: str, record: "ConsumerRecord[bytes, bytes]") -> None:
         if record.value is None:
@@ -95,14 +105,3 @@ class Follower:
                 self._on_record(self._models[topic], decode_record(record.value))
         except (FrameError, ProfileError) as error:
             log.warning("relay.record_refused", topic=topic, offset=record.offset, error=str(error))
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topics: Sequence[str]) -> list[TopicPartition]:
-    """Return all partitions of these topics, once they exist."""
-    while True:
-        await consumer.topics()
-        found = {topic: consumer.partitions_for_topic(topic) for topic in topics}
-        if all(found.values()):
-            return [TopicPartition(topic, number) for topic in topics for number in sorted(found[topic] or ())]
-        log.warning("stream.topic_missing", topics=[topic for topic, numbers in found.items() if not numbers])
-        await asyncio.sleep(_PAUSE_S)

@@ -7,6 +7,7 @@ event, so the size of a gap is no count of messages (engines/other-engines.md 4.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Literal, NamedTuple
 
 from schemas.events import HolderState
@@ -90,14 +91,17 @@ class Belief:
         self._origins = origins
         self._max_age_s = max_age_s
         self._unknown_after_s = unknown_after_s
-        self._aged_fast = False
+        self._beat_s = self._before_s = -inf  # when the age was asked for last, and the time before
 
     def age_limit_s(self, now_s: float) -> float | None:
-        """Return the age past which copies are to be forgotten now; asked again and again, as time goes on."""
-        doubtful = self._doubtful(now_s)
-        # once more after the doubt's end: what was known when it began is as old as half the age only then
-        fast, self._aged_fast = doubtful or self._aged_fast, doubtful
-        return self._max_age_s / 2 if self._max_age_s is not None and fast else self._max_age_s
+        """Return the age past which copies are to be forgotten now; asked at each beat, before the state."""
+        self._before_s, self._beat_s = self._beat_s, now_s
+        if self._max_age_s is None:
+            return None
+        if any(origin.lost_s is not None for origin in self._origins):
+            return self._max_age_s / 2
+        # half the age after a doubt, all that was known when it came is gone, and nothing that came later
+        return min(self._max_age_s, max(self._max_age_s / 2, now_s - self._doubted_s))
 
     def state(self, now_s: float, *, heard: bool) -> tuple[HolderState, str]:
         """Return the holder's state and why it is not simply live.
@@ -110,16 +114,11 @@ class Belief:
             # as long as any is heard, what went at the others is a matter of doubt, and of age
             silent = len(away) == len(self._origins) and min(away) > self._unknown_after_s
             return ("unknown" if silent else "stale"), "disconnected"
-        if self._doubtful(now_s):
+        # what a doubt has made too old was forgotten at the last beat, so that it is told before the doubt's end is
+        if self._max_age_s is not None and self._before_s < self._doubted_s + self._max_age_s / 2:
             return "stale", "events_lost"
         return ("live", "") if heard else ("silent", "no event seen yet")
 
-    def _doubtful(self, now_s: float) -> bool:
-        """Return whether something that is known may have ended unheard."""
-        if self._max_age_s is None:
-            return False
-        half_s = self._max_age_s / 2
-        return any(
-            origin.lost_s is not None or (origin.doubted_s is not None and now_s - origin.doubted_s < half_s)
-            for origin in self._origins
-        )
+    @property
+    def _doubted_s(self) -> float:
+        return max((origin.doubted_s for origin in self._origins if origin.doubted_s is not None), default=-inf)

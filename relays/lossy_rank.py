@@ -51,8 +51,8 @@ class LossyRank(RankSource):
         now_s = asyncio.get_running_loop().time()
         seen = self._origin.take(sequence)
         if seen.verdict == "new_life":
-            self._origin.trust()
             self.begin_life("sequence_back", keep=False)
+            self._origin.trust()
         elif seen.verdict == "gap":
             self._log.warning("relay.gap", missed=seen.missed)
             self._origin.doubt(now_s, known=self._knows_anything)

@@ -60,7 +60,7 @@ class Mirror:
             else:
                 self._clear(event, clears)
                 clears += 1
-        self._table.settle()
+        self._settle()
 
     def forget(self) -> None:
         """Drop everything: the engine started a new life."""
@@ -70,19 +70,19 @@ class Mirror:
     def drop_copies(self) -> None:
         """Forget what the holder has, but not where engine hashes stand."""
         self._copies.drop_tiers()
-        self._table.settle()
+        self._settle()
 
     def say_again(self) -> None:
         """Make everything that the holder has new to the index."""
         for node in list(self._table.nodes.values()):
             node.sent = 0
         self._table.touch_all()
-        self._table.settle()
+        self._settle()
 
     def learn_places(self, depth: int, path: Sequence[int], blocks: Sequence[int], names: Sequence[EngineHash]) -> None:
         """Learn where engine hashes stand, from a replica that knows their tokens: `Placer.learn`."""
         self._placer.learn(depth, path, blocks, names)
-        self._table.settle()
+        self._settle()
 
     def learn_upper_bound(self) -> None:
         """Take in that the engine has a group which no rule here fits."""
@@ -97,7 +97,7 @@ class Mirror:
         self._copies.now_s = now_s
         expired = self._copies.expire(max_age_s)
         self.counts["expired"] += expired
-        self._table.settle()
+        self._settle()
         return expired
 
     # ---- what is known
@@ -238,6 +238,11 @@ class Mirror:
         self._copies.drop_tiers((tier,))
         if held and not self._copies.any_held and not self.profile.hash_only_stores:
             self._lose_everything()
+
+    def _settle(self) -> None:
+        dropped = self._table.settle()
+        if dropped:
+            self.counts["places_dropped"] += dropped
 
     def _lose_everything(self) -> None:
         """Forget all blocks; the index hears of it as one event."""

@@ -4,40 +4,25 @@ A store names blocks by engine hash; the replicas that read it publish those nam
 holder a model. Names agree only where algorithm, seed and bits of replica and pool do; elsewhere nothing is joined.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Set
 
 from index.hashing import unpack_hashes
-from relays.dialects import PoolSettings, pool_profile
+from relays.block_table import Limits
 from relays.engine_events import EngineEvent, EngineHash, Stored
-from relays.mirror import Limits, Mirror
+from relays.holder import MirroredHolder
+from relays.mirror import Mirror
 from relays.pool_past import Told
-from relays.records import Voice
-from schemas.events import BlocksStored, Heartbeat, HolderState, ProfileChanged, Record
+from schemas.events import BlocksStored, HolderState, ProfileChanged, Record
 from schemas.profiles import Holder, Profile, join_mismatch
 
 
-class PoolModel:
+class PoolModel(MirroredHolder):
     """One model's part of a pool."""
 
-    def __init__(
-        self,
-        model: str,
-        name: str,
-        kind: str,
-        settings: PoolSettings,
-        life: int,
-        limits: Limits,
-        *,
-        secret: bytes = b"",
-    ) -> None:
-        self.model = model
+    def __init__(self, profile: Profile, life: int, *, secret: bytes = b"", limits: Limits | None = None) -> None:
+        super().__init__(Holder(profile.name, None), Mirror(profile, secret=secret, limits=limits), life)
         self.mismatched: dict[str, str] = {}  # replicas whose names cannot be joined, and why
-        self.received: dict[str, int] = {}
-        self.holder = Holder(name, None)
         self._readers: set[str] = set()
-        self._heard: set[EngineHash] | None = None  # names in this run's messages, while the past is waited for
-        self.mirror = Mirror(pool_profile(kind, model, name, settings), secret=secret, limits=limits)
-        self.voice = Voice(self.holder, life)
 
     def read_profile(self, profile: Profile) -> None:
         """Take in what a replica's relay says of it."""
@@ -66,26 +51,18 @@ class PoolModel:
                     event.depth_blocks, path, unpack_hashes(event.blocks), unpack_hashes(event.engine_hashes)
                 )
 
-    def apply(self, events: Iterable[EngineEvent], source: str, sequence: int, now_s: float) -> None:
+    def apply(self, events: Iterable[EngineEvent], source: str, sequence: int, time_s: float, now_s: float) -> None:
         """Apply one message of a publisher."""
         self.received[source] = sequence
-        batch = list(events)
-        if self._heard is not None:
-            for event in batch:
-                self._heard.update(getattr(event, "hashes", ()))
-        self.mirror.apply(batch, now_s)
+        self.time_s = time_s
+        self.mirror.apply(events, now_s)
 
-    def await_past(self) -> None:
-        """Remember whose names this run hears, until `restore` or `forget_past`."""
-        self._heard = set()
-
-    def restore(self, told: Told | None, now_s: float) -> int:
+    def restore(self, told: Told, heard: Set[EngineHash], now_s: float) -> int:
         """Take in what an earlier run had told, but for what this one has heard of; return how many blocks.
 
         Only blocks whose names are known come back: another could never be removed. Their age begins anew.
         """
-        heard, self._heard = self._heard, None
-        if told is None or heard is None or not _alike(told.profile, self.mirror.profile):
+        if not _alike(told.profile, self.mirror.profile):
             return 0
         restored: set[EngineHash] = set()
         for number, pair in enumerate(told.profile.pairs):
@@ -96,36 +73,21 @@ class PoolModel:
                 [Stored(hashes=names, tier=pair.tier, group=group, names_chunks=True) for group in groups], now_s
             )
             restored.update(names)
+        self.received = told.received | self.received
         return len(restored)
 
-    def forget_past(self) -> None:
-        """Do without what an earlier run knew."""
-        self._heard = None
+    def begin_life(self, life: int) -> None:
+        """Forget what the pool has; places that were learnt stay."""
+        self.mirror.drop_copies()
+        self.received = {}
+        self.say_again(life)
 
-    def expire(self, now_s: float, max_age_s: float | None) -> None:
-        """Forget copies past this age."""
-        if max_age_s is not None:
-            self.mirror.expire(now_s, max_age_s)
-
-    def begin_life(self, life: int, *, keep: bool) -> None:
-        """Say everything again in a higher life, or begin with nothing; places that were learnt stay."""
-        if not keep:
-            self.mirror.drop_copies()
-            self.received = {}
-            self.forget_past()
-        self.mirror.say_again()
-        self.voice = Voice(self.holder, life)
-
-    def speak(self, time_s: float) -> Iterator[Record]:
-        """Yield the records that tell the index what is new."""
-        return self.voice.speak(self.mirror, self.received, time_s)
-
-    def beat(self, state: HolderState, reason: str, time_s: float) -> Record:
+    def beat(self, state: HolderState, *, share_known: float = 1.0, reason: str = "") -> Record:
         """Return a heartbeat, which names the replicas that cannot be joined."""
         parts = [reason, *(f"{name}: {why}" for name, why in sorted(self.mismatched.items())[:_MOST_NAMED])]
         more = len(self.mismatched) - _MOST_NAMED
         parts.append(f"{more} replicas more" if more > 0 else "")
-        return self.voice.beat(Heartbeat(state, dict(self.received), 1.0, "; ".join(p for p in parts if p)), time_s)
+        return super().beat(state, share_known=share_known, reason="; ".join(part for part in parts if part))
 
 
 _MOST_NAMED = 20  # replicas in one heartbeat's reason

@@ -6,10 +6,12 @@ import structlog
 
 from ops.metrics import RELAY_MESSAGES, RELAY_REJECTS
 from relays.dialects import PoolSettings
-from relays.engine_events import Reject
+from relays.llmd import decode_llmd
 from relays.lossy import Origin
+from relays.mooncake import DEFAULT_KEY_PATTERN, KeyPattern, Shards, decode_mooncake
 from relays.pool_source import PoolSource
-from relays.stores import DEFAULT_KEY_PATTERN, KeyPattern, Shards, StoreMessage, decode_llmd, decode_mooncake
+from relays.source import log_refused
+from relays.stores import StoreMessage
 from schemas.errors import FrameError
 from schemas.events import MAX_NUMBER
 
@@ -52,8 +54,12 @@ class StoreMessages:
             message = self._decode(frames[0], frames[2])
         except FrameError as error:
             self._refuse(error.reason, error.detail)
+            if error.reason != "topic":  # else it is none of the store's
+                origin.doubt(now_s, known=self._knows_anything)
             return
-        self.report(sequence, message.rejects)
+        for reject in message.rejects:
+            RELAY_REJECTS.labels(self._kind, reject.reason).inc()
+        log_refused(self._log, sequence, message.rejects)
         for name, events in message.events.items():
             source_named = self._model_of(name)
             if source_named is None:
@@ -66,16 +72,6 @@ class StoreMessages:
         self._log.info("relay.connected" if connected else "relay.disconnected", source=origin.label)
         origin.connection(connected=connected, known=self._knows_anything, now_s=now_s)
 
-    def report(self, sequence: int, rejects: Sequence[Reject]) -> None:
-        """Count and log what was refused of a message."""
-        for reject in rejects:
-            RELAY_REJECTS.labels(self._kind, reject.reason).inc()
-        if rejects:
-            first = rejects[0]
-            self._log.warning(
-                "relay.events_refused", sequence=sequence, count=len(rejects), reason=first.reason, at=first.detail
-            )
-
     def _judge(self, origin: Origin, sequence: int, now_s: float) -> None:
         """Conclude from a publisher's counter what was lost (DESIGN 5)."""
         seen = origin.take(sequence)
@@ -83,7 +79,6 @@ class StoreMessages:
             # the master's memory is what it published; a shared file store outlives its publishers
             for source in self._sources.values():
                 source.begin_life("sequence_back", keep=False)
-                source.trust()
         elif seen.verdict != "next" or seen.missed:
             self._log.warning("relay.gap", source=origin.label, missed=seen.missed, verdict=seen.verdict)
             origin.doubt(now_s, known=self._knows_anything)

@@ -4,9 +4,12 @@ A store without replay says nothing twice. Its relay's records say what it knew,
 of which publisher; only a life that was told to its end counts, for a relay may have died while it told it.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from index.hashing import unpack_hashes
+from relays.engine_events import EngineEvent, EngineHash
 from schemas.events import BlocksRemoved, BlocksStored, HolderCleared, ProfileChanged, Record
 from schemas.profiles import Profile
 
@@ -20,10 +23,18 @@ class Told(msgspec.Struct):
 
 
 class Past:
-    """One model's part of a pool, as its records tell it from their beginning on."""
+    """One model's part of a pool, as its records tell it from their beginning on, and what this run hears meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_blocks: int) -> None:
+        """Prepare.
+
+        Args:
+            most_blocks: that are remembered, and names that are heard; past either bound nothing is believed.
+        """
         self.whole: Told | None = None  # the newest life that was told to its end
+        self.heard: set[EngineHash] = set()  # names in this run's messages: what was told of them before is void
+        self.too_long = False
+        self._most_blocks = most_blocks
         self._life = 0
         self._now: Told | None = None
         self._registered: Profile | None = None
@@ -32,9 +43,15 @@ class Past:
         """Take in the registry's newest profile: the log may no longer hold the record that told it."""
         self._registered = profile
 
+    def hear(self, events: Iterable[EngineEvent]) -> None:
+        """Take in what a publisher says in this run."""
+        for event in events:
+            self.heard.update(getattr(event, "hashes", ()))
+        self._bound(len(self.heard))
+
     def take(self, record: Record) -> None:
         """Take in the next of its records."""
-        if record.life < self._life:
+        if record.life < self._life or self.too_long:
             return
         if record.life > self._life:
             self._life = record.life
@@ -52,6 +69,14 @@ class Past:
             elif isinstance(event, BlocksRemoved):
                 for block in unpack_hashes(event.blocks):
                     self._now.blocks.pop(block, None)
+        if self._now is not None:
+            self._bound(len(self._now.blocks))
         if record.engine_sequence and self._now is not None:
             self._now.received.update(record.engine_sequence)
             self.whole = self._now
+
+    def _bound(self, blocks: int) -> None:
+        if blocks > self._most_blocks:
+            self.too_long = True
+            self.whole = self._now = None
+            self.heard = set()

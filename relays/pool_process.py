@@ -9,12 +9,13 @@ import structlog
 import zmq.asyncio
 
 from ops.settings import Settings
-from relays.dialects import PoolSettings
+from relays.block_table import Limits
+from relays.dialects import PoolSettings, pool_profile
 from relays.engine_events import Decoded
 from relays.follower import Follower
 from relays.lmcache_stream import KvEventStream, target_of
 from relays.lossy import Origin
-from relays.mirror import Limits
+from relays.mooncake import KeyPattern
 from relays.pool import PoolModel
 from relays.pool_messages import StoreMessages
 from relays.pool_source import PoolSource
@@ -27,6 +28,7 @@ from schemas.profiles import Profile
 log = structlog.get_logger()
 
 KINDS = ("lmcache", "llmd", "mooncake")
+_LIMITS = Limits()
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,6 @@ class PoolRelay:
         self._context = zmq.asyncio.Context()
         self._origins = [Origin(str(number)) for number in range(len(config.endpoints))]  # of a store that publishes
         self._sources = {model: self._source(model, settings) for model in config.models}
-        self._messages = StoreMessages(config.kind, config.name, config.settings, self._sources)
         self._reads = asyncio.Event()  # something came from Kafka
         self._log = log.bind(pool=config.name)
 
@@ -66,15 +67,8 @@ class PoolRelay:
 
     def _source(self, model: str, settings: Settings) -> PoolSource:
         config = self._config
-        pool = PoolModel(
-            model,
-            config.name,
-            config.kind,
-            config.settings,
-            self._teller.next_life(),
-            Limits(),
-            secret=settings.secret.encode(),
-        )
+        profile = pool_profile(config.kind, model, config.name, config.settings)
+        pool = PoolModel(profile, self._teller.next_life(), secret=settings.secret.encode(), limits=_LIMITS)
         source = PoolSource(
             pool,
             # a server is asked for each model by itself
@@ -94,7 +88,7 @@ class PoolRelay:
             (endpoint,) = self._config.endpoints
             return [self._stream(endpoint, source).run() for source in self._sources.values()]
         for source in self._sources.values():
-            source.await_past()
+            source.await_past(_LIMITS.blocks)
         follower = Follower(
             self._client,
             self._config.models,
@@ -102,22 +96,23 @@ class PoolRelay:
             on_record=self._on_record,
             on_caught_up=self._on_caught_up,
         )
+        messages = StoreMessages(self._config.kind, self._config.name, self._config.settings, self._sources)
         subscriptions = [
-            self._subscription(EngineSocket(self._context, endpoint, None, ""), origin)
+            self._subscription(EngineSocket(self._context, endpoint, None, ""), origin, messages)
             for endpoint, origin in zip(self._config.endpoints, self._origins, strict=True)
         ]
         return [follower.run(), self._give_up_past(), *subscriptions]
 
     # ---- stores that publish: names without tokens
 
-    def _subscription(self, socket: EngineSocket, origin: Origin) -> Coroutine[Any, Any, None]:
+    def _subscription(self, socket: EngineSocket, origin: Origin, messages: StoreMessages) -> Coroutine[Any, Any, None]:
         loop = asyncio.get_running_loop()
 
         def on_message(frames: Sequence[bytes]) -> None:
-            self._messages.take(frames, origin, loop.time())
+            messages.take(frames, origin, loop.time())
 
         def on_connection(connected: bool) -> None:
-            self._messages.connection(origin, connected=connected, now_s=loop.time())
+            messages.connection(origin, connected=connected, now_s=loop.time())
 
         return socket.receive(on_message, on_connection)
 
@@ -164,16 +159,16 @@ class PoolRelay:
         loop = asyncio.get_running_loop()
 
         def on_events(name: str, decoded: Decoded) -> None:
-            self._messages.report(decoded.sequence, decoded.rejects)
+            source.refuse(decoded.sequence, decoded.rejects)
             source.take(decoded.events, origin, decoded.sequence, decoded.time_s, loop.time())
 
         return KvEventStream(
             endpoint,
-            theirs.get(source.pool.model, source.pool.model),
+            theirs.get(source.profile.model, source.profile.model),
             self._config.settings.block_size,
             on_events=on_events,
             on_restart=lambda reason: source.begin_life(reason, keep=False),
-            on_gap=lambda reason: self._log.warning("relay.gap", model=source.pool.model, reason=reason),
+            on_gap=lambda reason: self._log.warning("relay.gap", model=source.profile.model, reason=reason),
             on_connection=lambda connected: origin.connection(connected=connected, known=False, now_s=loop.time()),
         )
 
@@ -193,6 +188,8 @@ def _check(config: PoolConfig) -> None:
             target_of(endpoint)
         elif "://" not in endpoint:
             raise ConfigError(f"endpoint: {endpoint!r} is no ZMQ address")
+    if config.kind == "mooncake" and config.settings.key_pattern:
+        KeyPattern(config.settings.key_pattern)
     strange = sorted(set(config.settings.models.values()) - set(config.models))
     if strange:
         raise ConfigError(f"models: {strange} are mapped to, but not relayed")

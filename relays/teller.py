@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from ops.registry import read_entries
@@ -15,7 +16,7 @@ from relays.control import follow_control
 from relays.publisher import Publisher
 from schemas.control import Resync
 from schemas.errors import BrokerUnavailable
-from schemas.events import Record, encode_record
+from schemas.events import BlockEvent, Heartbeat, Record, encode_record
 from schemas.profiles import Holder, Profile, ReplicaEntry, encode_entry
 from schemas.topics import REPLICAS, events_topic
 
@@ -68,6 +69,7 @@ class Teller:
         self._speaking = asyncio.Lock()  # a heartbeat must not overtake the record whose sequence it names
         self._certain = False  # these lives are above all earlier ones
         self._told: dict[str, ReplicaEntry] = {}
+        self._begun: set[tuple[str, Holder]] = set()  # whose life is being told from its beginning
         self._publisher = Publisher(
             client,
             engine=engine,
@@ -121,6 +123,7 @@ class Teller:
         self._certain = True
         async with self._speaking:
             await self._tell_entries()  # an operator sees the relay before its engine says anything
+        self.changed.set()  # and the index the profile
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._speak())
             tasks.create_task(self._beat())
@@ -155,8 +158,13 @@ class Teller:
                     record = speaker.next_record()
                     if record is None:
                         telling.remove(speaker)
+                        self._begun.discard(_key(speaker))
                     else:
                         await self._put(speaker, record)
+                        if record.sequence == 1:
+                            self._begun.add(_key(speaker))
+                        if record.engine_sequence:  # all is told, up to there
+                            self._begun.discard(_key(speaker))
         async with self._speaking:
             await self._tell_entries()
 
@@ -183,7 +191,8 @@ class Teller:
         while True:
             async with self._speaking:
                 for speaker in self.speakers if self._publisher.healthy else ():
-                    await self._put(speaker, speaker.beat(loop.time()))
+                    beat = speaker.beat(loop.time())
+                    await self._put(speaker, _in_part(beat) if _key(speaker) in self._begun else beat)
             await asyncio.sleep(self._settings.relay_heartbeat_s)
 
     async def _listen(self) -> None:
@@ -219,6 +228,22 @@ class Teller:
         sending.cancel()
         with suppress(asyncio.CancelledError):
             await sending
+
+
+def _key(speaker: Speaker) -> tuple[str, Holder]:
+    return speaker.profile.model, speaker.holder
+
+
+def _in_part(beat: Record) -> Record:
+    """Return a heartbeat of a life that the index has been told but the beginning of."""
+    events = (
+        msgspec.structs.replace(event, state="catching_up") if _is_live(event) else event for event in beat.events
+    )
+    return msgspec.structs.replace(beat, events=tuple(events))
+
+
+def _is_live(event: BlockEvent) -> bool:
+    return isinstance(event, Heartbeat) and event.state == "live"
 
 
 async def _watch(task: "asyncio.Task[None]") -> None:

@@ -58,6 +58,7 @@ class Source(msgspec.Struct, frozen=True):
     hash_bits: int = 64
     adapters: dict[str, str] = {}
     multiple_groups: bool = True  # False: one group whatever an event says (up to 0.19)
+    media_places: bool = True  # False: a picture's key is its bare name, as a salt's is (0.17 and 0.18)
     lmcache: Literal["none", "in_process", "mp"] = "none"  # whose events are mixed into this stream
     lmcache_chunk: int = 256  # tokens
     consolidated: bool = False  # Dynamo's consolidator speaks for the engine
@@ -89,7 +90,7 @@ def decode_payload(sequence: int, payload: bytes, source: Source) -> Decoded:
     return decode_batch(sequence, payload, _decoders, lambda event: _conclude(event, source))
 
 
-def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
+def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent | list[EngineEvent]:
     if isinstance(event, AllBlocksCleared):
         return Cleared()
     if source.lmcache != "none" and source.tier(event.medium) != "gpu":
@@ -102,7 +103,45 @@ def _conclude(event: Event | ArrayEvent, source: Source) -> EngineEvent:
             tier=source.tier(event.medium),
             group=_group(event.group_idx, source),
         )
+    if not source.media_places and event.token_ids:
+        return _stored_beside_pictures(event, source)
     return _stored(event, source)
+
+
+def _stored_beside_pictures(event: BlockStored, source: Source) -> list[EngineEvent]:
+    """Return the blocks before the first picture as they are, and the others as ones that no prompt can name.
+
+    0.17 and 0.18 publish a picture's identifier alone, so where in the block it begins is not known; a text in a
+    prompt's first block may be its salt, and is taken for one (v1/core/kv_cache_utils.py _gen_mm_extra_hash_keys).
+    """
+    before = _blocks_before_pictures(event)
+    if before == len(event.block_hashes):
+        return [_stored(event, source)]
+    check_tokens(event.token_ids, event.block_size, len(event.block_hashes), _MAX_TOKEN, masked=False)
+    plain = msgspec.structs.replace(
+        event,
+        block_hashes=event.block_hashes[:before],
+        token_ids=event.token_ids[: before * event.block_size],
+        extra_keys=(event.extra_keys or [])[:before],
+    )
+    hidden = Stored(
+        hashes=read_hashes(event.block_hashes[before:], source.hash_bits),
+        block_size=event.block_size,
+        tier=source.tier(event.medium),
+        group=_group(event.group_idx, source),
+        namespace_known=False,
+    )
+    return [_stored(plain, source), hidden] if before else [hidden]
+
+
+def _blocks_before_pictures(event: BlockStored) -> int:
+    """Return how many of the event's blocks have no key but the adapter's name and, at a prompt's start, one more."""
+    for position, keys in enumerate(event.extra_keys or []):
+        texts = [key for key in keys or [] if isinstance(key, str)]
+        expected = (event.lora_name is not None) + (not position and event.parent_block_hash is None)
+        if len(texts) > expected:
+            return position
+    return len(event.block_hashes)
 
 
 def _stored(event: BlockStored, source: Source) -> Stored:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from index.liveness import BELIEVED
 from index.lookup import Prompt, reaches
-from index.match import Reach
+from index.match import NOTHING, Reach
 from index.store import Store
 from ops.metrics import ROUTER_PRICE, ROUTER_REQUESTS, ROUTER_UNKNOWN
 from ops.settings import Settings, listed
@@ -24,7 +24,7 @@ from router.api import PriceAnswer, ReplicaPrice, Replicas, ReplicaStatus, encod
 from router.fleet import Fleet, Member, Table
 from router.pricing import choose, merge_ranks, price, unknown
 from schemas.errors import BadRequest, StaleIndex, StoreUnavailable
-from schemas.profiles import Holder, join_mismatch
+from schemas.profiles import Holder
 
 log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class Router:
         for model in models:
             table = await self.fleet.refresh(model)
             statuses = [_status(holder, member, table) for holder, member in sorted(table.members.items(), key=_name)]
-            answers.append(Replicas(model=model, index=table.index, replicas=statuses))
+            answers.append(Replicas(model=model, index=table.readiness, replicas=statuses))
         return _json({"models": answers})
 
     async def healthz(self, request: Request) -> Response:
@@ -82,8 +82,8 @@ class Router:
         return _json({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """The index of every configured model answers."""
-        tables = {model: (await self.fleet.table(model)).index for model in self._models}
+        """The index of every configured model answers, and is not one that has yet to learn of its whole fleet."""
+        tables = {model: (await self.fleet.table(model)).readiness for model in self._models}
         ready = all(index == "ready" for index in tables.values())
         return _json({"ready": ready, "models": tables}, status=200 if ready else 503)
 
@@ -202,13 +202,15 @@ def _name(item: tuple[Holder, Member]) -> tuple[str, int]:
 def _price_member(holder: Holder, member: Member, reach: Reach | None, prompt_tokens: int, doubt: str) -> ReplicaPrice:
     if doubt:
         return unknown(holder.name, holder.rank, prompt_tokens, doubt)
+    if member.judgement.state not in BELIEVED:
+        return price(holder, member.judgement, NOTHING, prompt_tokens)
     if member.question is None:
         return unknown(holder.name, holder.rank, prompt_tokens, "no_profile")
     return price(holder, member.judgement, reach, prompt_tokens)
 
 
 def _tell_pools(prices: list[ReplicaPrice], members: dict[Holder, Member], pools: dict[Holder, Member]) -> None:
-    """Say of each replica which of its pools are not simply live, or hold what it cannot find."""
+    """Say of each replica which of its pools are not simply live."""
     for answer in prices:
         member = members.get(Holder(answer.replica, answer.rank))
         profile = member.row.profile if member is not None else None
@@ -217,9 +219,6 @@ def _tell_pools(prices: list[ReplicaPrice], members: dict[Holder, Member], pools
         for use in profile.pools:
             pool = pools.get(Holder(use.name, None))
             state = pool.judgement.state if pool is not None else "unknown"
-            mismatch = join_mismatch(pool.question.profile, profile) if pool is not None and pool.question else ""
-            if mismatch:
-                answer.reasons.append(f"pool {use.name}: {mismatch}")
             if state != "live":
                 why = ", ".join(pool.judgement.reasons) if pool is not None else "never_heard_of"
                 answer.reasons.append(f"pool {use.name}: {state}" + (f" ({why})" if why else ""))

@@ -19,7 +19,8 @@ class BlockStored(msgspec.Struct, tag="BlockStored"):
     | 7 | a map {cache_salt}, root stores only | 0.5.18 and 0.5.19 |
 
     In maps the fields from `medium` on are left out when unset; `cache_salt` and `lora_name` are on every store of
-    a namespaced chain from 0.5.20 and 0.5.22 on. `lora_id` is never filled.
+    a namespaced chain from 0.5.20 and 0.5.23 on (0.5.22: the name in the `dynamo` format alone). `lora_id` is never
+    filled.
     """
 
     block_hashes: list[int]  # signed; one a page, parent to child

@@ -20,11 +20,12 @@ class BlockStored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
     | 1-5 | block_hashes, parent_block_hash, token_ids, block_size, lora_id | 0.11 |
     | 6 | medium | 0.11 |
     | 7 | lora_name | 0.14 |
-    | 8 | extra_keys | 0.18 |
+    | 8 | extra_keys | 0.17 |
     | 9 | group_idx | 0.20 |
     | 10, 11 | kv_cache_spec_kind, kv_cache_spec_sliding_window | 0.22 |
     | 12 | locality | 0.26 |
-    | 13, 14 | ownership, session_id | 0.30 |
+    | 13 | ownership | 0.29 |
+    | 14 | session_id | 0.30 |
 
     Position 0 is the tag. A missing tail holds defaults, a longer one is ignored.
     """

@@ -15,9 +15,10 @@ from index.hashing import pack_tokens
 from index.lookup import Prompt, ask, reaches
 from index.match import Reach
 from index.memory_store import MemoryStore
-from relays.dialects import EngineSettings, PoolSettings, vllm_profile
+from relays.dialects import EngineSettings, vllm_profile
 from relays.engine_events import EngineEvent, Removed, Stored
-from relays.mirror import Limits, Mirror
+from relays.lmcache_mp import lmcache_profile
+from relays.mirror import Mirror
 from relays.pool import PoolModel
 from relays.records import Voice
 from schemas.events import Record
@@ -37,9 +38,7 @@ class Node:
         profile = vllm_profile("m", "r", "0.32.0", EngineSettings(block_size=UNIT, lmcache="mp", pools=USES))
         self.mirror = Mirror(profile)
         self._voice = Voice(Holder("r", 0), 1)
-        self.pool, self.elsewhere = (
-            PoolModel("m", name, "lmcache", PoolSettings(block_size=CHUNK), 1, Limits()) for name in (POOL, ELSEWHERE)
-        )
+        self.pool, self.elsewhere = (PoolModel(lmcache_profile("m", name, CHUNK), 1) for name in (POOL, ELSEWHERE))
         self._store = MemoryStore()
         self._sequence = 0
 
@@ -50,7 +49,7 @@ class Node:
     async def reach(self, tokens: Sequence[int]) -> Reach:
         """Return what is predicted for a prompt, after all that was said is in the index."""
         pools = (self.pool, self.elsewhere)
-        for records in (self._told(), *(pool.speak(0.0) for pool in pools)):
+        for records in (self._told(), *(pool.speak() for pool in pools)):
             await self._store.apply(Flush("m", None, fold(list(records))))
         own = ask(Holder("r", 0), self.mirror.profile)
         asked = [ask(Holder(pool.mirror.profile.name, None), pool.mirror.profile) for pool in pools]
@@ -66,7 +65,7 @@ def hear(pool: PoolModel, server: LmcacheServer) -> None:
     """Give a pool what its server has recorded since."""
     cursor = pool.received.get("grpc", 0)
     batch = read(server.batch("m", cursor), model="m")
-    pool.apply(batch.decoded.events, "grpc", batch.decoded.sequence, 0.0)
+    pool.apply(batch.decoded.events, "grpc", batch.decoded.sequence, 0.0, 0.0)
 
 
 class Device:
@@ -178,7 +177,7 @@ async def test_the_prediction_is_what_the_real_server_found(recording: str) -> N
     for line in recorded(recording):
         if line.frame:
             batch = read(line.payload)
-            node.pool.apply(batch.decoded.events, "grpc", batch.decoded.sequence, 0.0)
+            node.pool.apply(batch.decoded.events, "grpc", batch.decoded.sequence, 0.0, 0.0)
         elif line.lookup is not None:
             tokens, found = line.lookup.tokens, line.lookup.chunks * CHUNK
             assert (await node.reach(tokens)).tokens == rule(0, found, len(tokens))

@@ -12,10 +12,10 @@ from index.liveness import BELIEVED, Judgement, judge
 from index.lookup import Prompt, Question, ask, reaches
 from index.match import Reach
 from index.memory_store import MemoryStore
-from relays.dialects import PoolSettings
+from relays.block_table import Limits
+from relays.dialects import PoolSettings, pool_profile
 from relays.engine import EngineRank
 from relays.lossy import Origin
-from relays.mirror import Limits
 from relays.pool import PoolModel
 from relays.pool_messages import StoreMessages
 from relays.pool_source import PoolSource
@@ -47,7 +47,7 @@ class PoolWorld:
         self._kind = kind
         self._settings = settings
         self._publishers = publishers
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._lives = count(1)
         self._read: dict[str, int] = {}
         for model in models:
@@ -60,7 +60,8 @@ class PoolWorld:
         self._read = dict.fromkeys(self.log, 0)
         self.sources.clear()
         for model in self.log:
-            pool = PoolModel(model, POOL, self._kind, self._settings, next(self._lives), self._limits)
+            profile = pool_profile(self._kind, model, POOL, self._settings)
+            pool = PoolModel(profile, next(self._lives), limits=self.limits)
             self.sources[model] = PoolSource(
                 pool,
                 self.origins,
@@ -68,7 +69,7 @@ class PoolWorld:
                 on_change=lambda: None,
                 unknown_after_s=UNKNOWN_AFTER_S,
             )
-            self.sources[model].await_past()
+            self.sources[model].await_past(self.limits.blocks)
         self.messages = StoreMessages(self._kind, POOL, self._settings, self.sources)
         for origin in self.origins:
             origin.lost_s = self.now_s

@@ -1,4 +1,4 @@
-"""What the records of a model's topic amount to, folded in this process by the reference store."""
+"""What the records of a model's topic amount to, folded in this process by the reference store, or by another."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from index.fold import Flush, fold
 from index.memory_store import MemoryStore
-from index.store import HolderRow
+from index.store import HolderRow, Store
 from schemas.events import Heartbeat, Record, decode_record
 from schemas.profiles import Holder
 from schemas.topics import events_topic
@@ -19,12 +19,12 @@ from schemas.topics import events_topic
 class TopicIndex:
     """Reads a model's events from their beginning on."""
 
-    def __init__(self, brokers: str, model: str, partitions: int) -> None:
+    def __init__(self, brokers: str, model: str, partitions: int, store: Store | None = None) -> None:
         self.records: list[Record] = []
         self._brokers = brokers
         self._model = model
         self._partitions = [TopicPartition(events_topic(model), number) for number in range(partitions)]
-        self._store = MemoryStore(time.monotonic)
+        self._store = store or MemoryStore(time.monotonic)
         self._reading: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
