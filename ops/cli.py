@@ -133,7 +133,7 @@ def _add_pool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def _pool(arguments: argparse.Namespace, settings: Settings) -> int:
     from relays.dialects import PoolSettings
-    from relays.pool_process import PoolConfig, PoolRelay
+    from relays.pools.process import PoolConfig, PoolRelay
 
     config = PoolConfig(
         kind=arguments.kind,

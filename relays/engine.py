@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
+from relays.cache.placing import HashCheck
 from relays.decoders import decoder_of
 from relays.engine_events import Decoded, RejectReason
 from relays.holder import MirroredHolder
 from relays.mirror import Mirror
-from relays.placing import HashCheck
 from relays.records import Voice
 from relays.vllm_hashes import first_block_check
 from schemas.errors import FrameError

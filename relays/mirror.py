@@ -8,12 +8,12 @@ relay that cannot publish for a while loses nothing and sends the difference lat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from relays.block_table import BlockTable, Limits
-from relays.copies import Copies
+from relays.cache.block_table import BlockTable, Limits
+from relays.cache.copies import Copies
+from relays.cache.learnt import LearntProfile, place_of, tier_of
+from relays.cache.placing import HashCheck, Placer
+from relays.cache.runs import Run, runs_of
 from relays.engine_events import Cleared, EngineEvent, EngineHash, Moved, Removed, Stored
-from relays.learnt import LearntProfile, place_of, tier_of
-from relays.placing import HashCheck, Placer
-from relays.runs import Run, runs_of
 from schemas.profiles import Profile, Tier
 
 

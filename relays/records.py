@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from index.hashing import BAND_BLOCKS, pack_hashes
-from relays.block_table import Node
+from relays.cache.block_table import Node
+from relays.cache.runs import Run, path_of
 from relays.mirror import Mirror
-from relays.runs import Run, path_of
 from schemas.events import (
     MAX_RECORD_BYTES,
     SCHEMA_VERSION,

@@ -1,7 +1,7 @@
 """What stores that name blocks by engine hash alone have in common: Mooncake's master and llm-d's file store; pure.
 
 Their events carry neither tokens nor parents; where a block stands is learnt from the replicas that read the pool
-(relays/pool.py, learn).
+(relays/pools/pool.py, learn).
 """
 
 from collections import defaultdict

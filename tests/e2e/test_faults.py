@@ -7,19 +7,20 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis.asyncio as aioredis
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from index.digests import index_digest
 from index.redis_store import RedisStore
 from ops.kafka_client import client_options
 from ops.replay.capture import Capture, load_capture
-from ops.replay.recordings import rank_of, settings_of
+from ops.replay.recordings import settings_of
 from ops.replay.stack import Player
 from ops.stack import Stack
 from relays.engine import EngineRank
 from relays.process import Relay, RelayConfig, profile_of
 from schemas.profiles import Holder, Rank
-from schemas.topics import events_topic, topic_specs
+from schemas.topics import events_topic, model_slug, topic_specs
 from streams.topics import create_topics
 from tests.support.bench import DEADLINE_S, FAST, StoreIndex
 from tests.support.captures import long_recordings, short_recordings
@@ -36,7 +37,7 @@ class Recorded:
 
     def __init__(self, capture: Capture, model: str, player: Player) -> None:
         self.frames = [(int.from_bytes(frame.parts[1], "big"), frame.parts[2]) for frame in capture.published]
-        self.holder = Holder(capture.name, rank_of(capture))
+        self.holder = Holder(capture.name, capture.rank)
         self.player = player
         self.config = RelayConfig(
             model=model,
@@ -74,7 +75,7 @@ class Recorded:
 
 
 async def test_recordings_survive_what_goes_wrong(kafka: str, redis_url: str, unique_name: str, tmp_path: Path) -> None:
-    """Every message twice, every worker killed at random moments, all records replayed, all relays replaced."""
+    """Messages twice, workers killed at random moments, records replayed, relays replaced, the index forgotten."""
     rng = random.Random(unique_name)
     await create_topics(kafka, topic_specs([unique_name], PARTITIONS))
     options = {"WORKER_SESSION_TIMEOUT_S": "6", "WORKER_GROUP": f"group-{unique_name}", "PARTITIONS": str(PARTITIONS)}
@@ -110,8 +111,11 @@ async def test_recordings_survive_what_goes_wrong(kafka: str, redis_url: str, un
             await until(all_read_again, DEADLINE_S)
             assert [await one.settle(index) for one in recorded] == lives
         async with _relaying(recorded, kafka):
-            for one, life in zip(recorded, lives, strict=True):
-                await one.settle(index, above_life=life)
+            lives = [await one.settle(index, above_life=life) for one, life in zip(recorded, lives, strict=True)]
+            await _forget(redis_url, unique_name)
+            assert [
+                await one.settle(index, above_life=life - 1) for one, life in zip(recorded, lives, strict=True)
+            ] == lives
 
 
 @asynccontextmanager
@@ -146,6 +150,13 @@ async def _replay_records(brokers: str, model: str) -> None:
     finally:
         await producer.stop()
         await consumer.stop()
+
+
+async def _forget(redis_url: str, model: str) -> None:
+    """Delete all that the index has of the model, as a server that was flushed has; the log is all there is."""
+    async with aioredis.Redis.from_url(redis_url) as client:
+        keys = [key async for key in client.scan_iter(f"{{{model_slug(model)}.*", count=5000)]
+        assert await client.delete(*keys) > 0
 
 
 async def _ends(brokers: str, model: str) -> dict[int, int]:

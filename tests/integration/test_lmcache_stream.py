@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from relays import lmcache_stream
 from relays.engine_events import Decoded
 from relays.lmcache_mp import MAX_BATCH_BYTES, lmcache_profile
-from relays.lmcache_stream import KvEventStream
 from relays.mirror import Mirror
+from relays.pools import lmcache_stream
+from relays.pools.lmcache_stream import KvEventStream
 from tests.support.engines import chain
 from tests.support.lmcache_frames import message
 from tests.support.lmcache_server import LmcacheServer

@@ -3,19 +3,21 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import redis.asyncio as aioredis
 
 from index.digests import index_digest
-from index.fold import BandRun, Flush
+from index.fold import BandRun, Cursor, Flush
 from index.hashing import pack_hashes
 from index.redis_store import RedisStore
 from index.store import Applied
-from schemas.errors import StaleIndex, StoreUnavailable
+from schemas.errors import ConfigError, StaleIndex, StoreUnavailable
 from schemas.profiles import Holder
 from schemas.topics import model_slug
-from tests.support.engines import HOLDER
+from tests.support.engines import HOLDER, profile
 from tests.support.writes import part, put, runs, write
 
 pytestmark = pytest.mark.services
@@ -54,6 +56,11 @@ async def client(redis_url: str) -> AsyncIterator["aioredis.Redis"]:
 
 async def keys_of(client: "aioredis.Redis", model: str) -> list[bytes]:
     return [key async for key in client.scan_iter(match=f"{{{model_slug(model)}.*", count=1000)]
+
+
+def expected_of(model: str) -> list[bytes]:
+    """Return the keys that say who is expected."""
+    return [f"{{{model_slug(model)}.0}}{name}".encode() for name in "bp"]
 
 
 async def segments_of(client: "aioredis.Redis", model: str) -> list[bytes]:
@@ -150,6 +157,107 @@ async def test_a_worker_of_an_earlier_incarnation_is_stale(
     with pytest.raises(StaleIndex):
         await put(old, unique_name, write(part(CHAIN), sequence=2))
     assert await runs(new, unique_name, CHAIN) == {}
+
+
+async def test_a_reader_names_no_holders_of_an_earlier_incarnation(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """One that asked before a loss and again after it, when as many holders are known, hears of the new ones."""
+    reader, writer = stores
+    for holder in (HOLDER, OTHER):
+        await client.delete(*await keys_of(client, unique_name))
+        await writer.setup(unique_name)
+        await put(writer, unique_name, write(part(CHAIN), holder=holder))
+        assert await runs(reader, unique_name, CHAIN) == {str(holder): [(0, 300, 1)]}
+
+
+async def test_a_reader_does_not_take_over_what_a_failover_lost(
+    lone: RedisStore, redis_url: str, unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """The server that takes over gives a slot to another holder, at a version that the reader has heard before."""
+    reader = RedisStore.from_urls([redis_url])
+    await put(lone, unique_name, write(part(CHAIN)))
+    assert await runs(reader, unique_name, CHAIN) == {"r/0": [(0, 300, 1)]}
+    version: Any = await client.get(f"{{{model_slug(unique_name)}.0}}v")
+    await client.delete(*[key for key in await keys_of(client, unique_name) if not key.endswith(b"}i")])
+    await client.client_kill_filter(_type="normal")
+    other = RedisStore.from_urls([redis_url])
+    await other.setup(unique_name)
+    await put(other, unique_name, write(part(CHAIN), holder=OTHER))
+    await client.set(f"{{{model_slug(unique_name)}.0}}v", version)
+    with suppress(StoreUnavailable):  # a connection that broke may be heard of
+        await runs(reader, unique_name, CHAIN)
+    assert await runs(reader, unique_name, CHAIN) == {"r/1": [(0, 300, 1)]}
+    await reader.close()
+    await other.close()
+
+
+async def test_a_model_that_lost_one_shard_begins_anew(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """What is left on the others would have holes: nothing of it stays, nobody writes on, the cursors are gone."""
+    store, other = stores
+    for lost in range(3):
+        await put(store, unique_name, write(part(CHAIN)))
+        await store.apply(Flush(unique_name, Cursor("topic", 0, 7), []))
+        base = f"{{{model_slug(unique_name)}.{lost}}}"
+        await client.delete(*[key async for key in client.scan_iter(f"{base}*", count=1000)])
+        with pytest.raises(StaleIndex):
+            await put(store, unique_name, write(part(CHAIN), sequence=2))
+        with pytest.raises(StaleIndex):
+            await store.reload(unique_name)
+        assert await other.setup(unique_name, {OTHER: profile()}) is True
+        assert sorted(await keys_of(client, unique_name)) == sorted(
+            [
+                *(f"{{{model_slug(unique_name)}.{n}}}{k}".encode() for n in range(3) for k in "iv"),
+                *expected_of(unique_name),
+            ]
+        )
+        assert [row.holder for row in await store.holders(unique_name)] == [OTHER]
+        assert await store.cursors(unique_name) == {}
+        assert await store.setup(unique_name) is False
+
+
+async def test_workers_that_set_up_at_once_do_not_undo_each_other(
+    stores: tuple[RedisStore, RedisStore], unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """All of them notice a loss in the same moment; one begins the model, and all can write."""
+    for _ in range(5):
+        await client.delete(*await keys_of(client, unique_name))
+        made = await asyncio.gather(*(store.setup(unique_name, {OTHER: profile()}) for store in stores))
+        assert sorted(made) == [False, True]
+        for number, store in enumerate(stores):
+            await put(store, unique_name, write(part(CHAIN), holder=Holder("r", 7 + number)))
+        assert len(await runs(stores[0], unique_name, CHAIN)) == 2
+
+
+async def test_another_number_of_shards_is_refused(lone: RedisStore, redis_url: str, unique_name: str) -> None:
+    """A process that is configured otherwise would look for blocks where they are not; it changes nothing."""
+    await put(lone, unique_name, write(part(CHAIN)))
+    other = RedisStore.from_urls([redis_url], 3)
+    with pytest.raises(ConfigError, match="shards: 3"):
+        await other.setup(unique_name)
+    await other.close()
+    assert await runs(lone, unique_name, CHAIN) == {"r/0": [(0, 300, 1)]}
+
+
+async def test_a_failover_that_lost_slots_mixes_no_holders(
+    lone: RedisStore, redis_url: str, unique_name: str, client: "aioredis.Redis"
+) -> None:
+    """A server takes over that did not hear of a slot, and gives it to another holder: each keeps its own blocks."""
+    await put(lone, unique_name, write(part(CHAIN[:9])))
+    lost = [key for key in await keys_of(client, unique_name) if not key.endswith(b"}i")]
+    await client.delete(*lost)
+    await client.client_kill_filter(_type="normal")
+    other = RedisStore.from_urls([redis_url])
+    await other.setup(unique_name)
+    await put(other, unique_name, write(part(CHAIN[:5]), holder=OTHER))
+    with pytest.raises(StoreUnavailable):
+        await put(lone, unique_name, write(part(CHAIN[:7]), sequence=2))
+    await put(lone, unique_name, write(part(CHAIN[:7]), sequence=2))
+    await other.close()
+    assert await runs(lone, unique_name, CHAIN) == {"r/0": [(0, 7, 1)], "r/1": [(0, 5, 1)]}
+    assert {row.holder: row.broken for row in await lone.holders(unique_name)} == {HOLDER: True, OTHER: False}
 
 
 async def test_a_server_that_is_away_is_unavailable(unique_name: str) -> None:

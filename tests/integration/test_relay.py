@@ -227,6 +227,25 @@ async def test_a_request_to_tell_everything_again_begins_a_life(kafka: str, uniq
         await bench.settle(above_life=life)
 
 
+async def test_a_life_that_is_told_in_part_is_not_live(
+    kafka: str, unique_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told again comes in many records; heartbeats between them say that there is more to come."""
+    monkeypatch.setattr("relays.records._MAX_BLOCKS", 2)
+    async with benched(kafka, unique_name) as bench:
+        async with bench.relaying(Settings(relay_heartbeat_s=0.002, relay_records_in_flight=1)):
+            await bench.publish(60)
+            await bench.settle()
+            life = (await bench.row()).life
+            await _send(kafka, CONTROL, encode_control(Resync("r", 0, "operator", 0.0)))
+            await bench.settle(above_life=life)
+            await until(lambda: _states(bench, life)[-1:] == ["live"], DEADLINE_S)
+        states = _states(bench, life)
+        told = states.index("live")
+        assert told > 0
+        assert states == ["catching_up"] * told + ["live"] * (len(states) - told)
+
+
 # ---- the process
 
 
@@ -342,6 +361,12 @@ def _stack(bench: Bench, folder: Path) -> Stack:
     """Return where processes are started: nothing but relays here."""
     options = {"RELAY_HEARTBEAT_S": "0.2", "RELAY_PROBE_S": "0.8"}
     return Stack([bench.model], brokers=bench.brokers, redis_url="redis://127.0.0.1:1", folder=folder, options=options)
+
+
+def _states(bench: Bench, above_life: int) -> list[str]:
+    """Return what heartbeats of later lives say, in order, once there is a record of that life."""
+    beats = [beat for beat in heard_by(bench).beats("r") if beat.life > above_life and beat.sequence > 0]
+    return [beat.events[-1].state for beat in beats if isinstance(beat.events[-1], Heartbeat)]
 
 
 def _received(bench: Bench) -> int:

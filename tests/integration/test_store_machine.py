@@ -24,6 +24,7 @@ from index.match import ANY_GAP
 from index.memory_store import MemoryStore
 from index.redis_store import RedisStore
 from index.store import HolderRow, Store
+from schemas.errors import StaleIndex
 from schemas.events import Heartbeat
 from schemas.profiles import Holder
 from tests.support.engines import profile
@@ -108,10 +109,19 @@ class StoreMachine(RuleBasedStateMachine):
         epoch = sequence if clears else -1
         self.flush(write(part(chain), holder=holder, life=life, sequence=sequence, epoch=epoch, profile=known))
 
-    @rule(holder=st.sampled_from(HOLDERS), ahead=st.sampled_from([0, 0, 0, 1]), stale=st.booleans())
-    def beat(self, holder: Holder, ahead: int, stale: bool) -> None:
-        """Hear a heartbeat, which may know of a record that did not come."""
+    @rule(
+        holder=st.sampled_from(HOLDERS),
+        ahead=st.sampled_from([0, 0, 0, 1]),
+        lives=st.sampled_from([0, 0, 0, 0, 1, -1]),
+        stale=st.booleans(),
+    )
+    def beat(self, holder: Holder, ahead: int, lives: int, stale: bool) -> None:
+        """Hear a heartbeat, which may know of a record or of a life that did not come, or be of a life before."""
         life, sequence = self.position[holder]
+        if lives:
+            life, sequence = max(1, life + lives), 0
+        if lives > 0:
+            self.position[holder] = (life, ahead)
         beat = Heartbeat("stale" if stale else "live", {"0": sequence}, 0.5, "why")
         last = sequence + ahead
         self.flush(write(sequence=last + 1, last=last, holder=holder, life=life, beat=beat))
@@ -128,6 +138,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.redis.close())
         self.redis = RedisStore.from_urls([self.url], self.shards)
         assert self.run(self.redis.setup(self.model)) is False
+
+    @precondition(lambda self: len(self.flushes) > 8)
+    @rule(expected=st.sets(st.sampled_from(HOLDERS)), shard=st.none() | st.integers(0, 2))
+    def lose_everything(self, expected: set[Holder], shard: int | None) -> None:
+        """Begin with nothing but whom to expect, after all was lost, or the data of one server."""
+        bases = self.redis._bases(self.model)
+        for base in bases if shard is None else [bases[shard % len(bases)]]:
+            self.run(lose(self.redis, base))
+        with pytest.raises(StaleIndex):
+            self.run(self.redis.apply(Flush(self.model, None, [])))
+        self.memory = MemoryStore()
+        profiles = {holder: profile() for holder in expected}
+        for store in self.both:
+            assert self.run(store.setup(self.model, profiles)) is True
 
     @rule()
     def sweep(self) -> None:
@@ -180,6 +204,13 @@ class StoreMachine(RuleBasedStateMachine):
         reference, compared = ({row.holder: facts(row) for row in self.run(s.holders(self.model))} for s in self.both)
         assert compared == reference
         assert self.run(self.redis.cursors(self.model)) == self.run(self.memory.cursors(self.model))
+
+
+async def lose(store: RedisStore, base: str) -> None:
+    """Delete a shard's keys, as a server that was flushed has."""
+    (client,) = store._clients
+    keys = [key async for key in client.scan_iter(f"{base}*", count=5000)]
+    await client.delete(*keys)
 
 
 def blocks_of(found: dict[str, list[tuple[int, int, int]]]) -> dict[tuple[str, int], int]:

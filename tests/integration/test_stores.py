@@ -238,13 +238,59 @@ async def test_a_heartbeat_that_knows_more_shows_a_gap(store: Store, model: str)
     assert (await row(store, model)).broken
 
 
-async def test_a_heartbeat_of_another_life_is_not_heard(store: Store, model: str) -> None:
-    """Neither a relay that was replaced nor one whose first record is still to come speaks for the holder."""
+async def test_a_heartbeat_of_a_life_that_is_over_is_not_heard(store: Store, model: str) -> None:
+    """A relay that was replaced does not speak for the holder any more."""
     await put(store, model, write(life=2))
-    for life in (1, 3):
-        await put(store, model, beat_of(ALIVE, 5, life=life))
+    assert await put(store, model, beat_of(ALIVE, 5, life=1)) == Applied()
     now = await row(store, model)
-    assert (now.state, now.broken, now.age_s) == ("silent", False, None)
+    assert (now.life, now.state, now.broken, now.age_s) == (2, "silent", False, None)
+
+
+async def test_a_heartbeat_of_a_life_never_seen_shows_a_gap(store: Store, model: str) -> None:
+    """What its relay said before is lost: of a holder that was never seen, and of one whose life before is over."""
+    await put(store, model, write(part(CHAIN[:5]), profile=profile()))
+    for holder, life in ((OTHER, 1), (HOLDER, 2)):
+        assert await put(store, model, beat_of(ALIVE, 7, holder, life)) == Applied(applied=1, gaps=1)
+        assert await put(store, model, beat_of(ALIVE, 7, holder, life)) == Applied()
+        now = await row(store, model, holder)
+        assert (now.life, now.sequence, now.broken, now.received) == (life, 7, True, {"0": 9})
+        assert now.profile is None
+    assert await runs(store, model, CHAIN) == {}
+    await put(store, model, write(part(CHAIN[:3]), holder=OTHER, life=2))
+    assert not (await row(store, model, OTHER)).broken
+
+
+async def test_a_heartbeat_before_the_first_record_is_not_heard(store: Store, model: str) -> None:
+    """A relay that has said nothing may still be reading what an earlier one said, to go on from there."""
+    await put(store, model, write(part(CHAIN[:5])))
+    assert await put(store, model, beat_of(ALIVE, 0, life=2), beat_of(ALIVE, 0, OTHER)) == Applied()
+    assert await runs(store, model, CHAIN) == {"r/0": [(0, 5, 1)]}
+    assert [(row.holder, row.life, row.age_s) for row in await store.holders(model)] == [(HOLDER, 1, None)]
+
+
+async def test_an_empty_store_knows_whom_to_expect(store: Store, model: str) -> None:
+    """They are unknown until they are heard; then what they say holds, and others are not affected."""
+    name = f"{model}-expecting"
+    assert await store.setup(name, {HOLDER: profile(), OTHER: profile()}) is True
+    assert await store.setup(name, {POOL: profile()}) is False  # it is not empty any more
+    for holder in (HOLDER, OTHER):
+        now = await row(store, name, holder)
+        assert (now.life, now.sequence, now.profile, now.state, now.reason) == (
+            0,
+            0,
+            profile(),
+            "unknown",
+            "rebuilding",
+        )
+        assert now.age_s is not None
+    await put(store, name, write(part(CHAIN[:5]), life=3))
+    now = await row(store, name)
+    assert (now.life, now.profile, now.state, now.reason) == (3, profile(), "unknown", "rebuilding")
+    await put(store, name, beat_of(ALIVE, 1, life=3))
+    assert (await row(store, name)).state == "live"
+    assert (await row(store, name, OTHER)).life == 0
+    assert len(await store.holders(name)) == 2
+    assert await runs(store, name, CHAIN) == {"r/0": [(0, 5, 1)]}
 
 
 async def test_engine_sequences_are_kept_by_source(store: Store, model: str) -> None:

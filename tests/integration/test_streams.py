@@ -5,11 +5,13 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis.asyncio as aioredis
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -18,14 +20,16 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from index.liveness import judge
 from index.redis_store import RedisStore
 from ops.embedded.kafka import EmbeddedKafka
-from ops.embedded.processes import ChildProcess
+from ops.embedded.processes import LOOPBACK, ChildProcess, free_ports
 from ops.embedded.redis import EmbeddedRedis
 from ops.settings import PREFIX
 from ops.stack import RouterClient, Stack
-from schemas.events import decode_record
+from schemas.events import Heartbeat, decode_record, encode_record
+from schemas.profiles import Holder
 from schemas.topics import DEAD_LETTERS, events_topic, topic_specs
 from streams.topics import create_topics
 from tests.support.bench import DEADLINE_S, Bench, StoreIndex
+from tests.support.records import record, run
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.services
@@ -281,6 +285,26 @@ async def test_redis_away_for_a_while_costs_nothing_but_time(
 
 
 @pytest.mark.slow
+async def test_a_worker_that_is_stuck_begins_again(
+    broker: EmbeddedKafka, server: EmbeddedRedis, unique_name: str, tmp_path: Path
+) -> None:
+    """Records wait and none is folded, whatever the reason: the same process starts anew, and nothing is lost."""
+    options = {"WORKER_STUCK_AFTER_S": "5"}
+    async with piped(broker, server.url, unique_name, tmp_path, options=options) as pipeline, pipeline.bench.relaying():
+        bench = pipeline.bench
+        worker = pipeline.start_worker()
+        await bench.publish(20)
+        await bench.settle()
+        await server.stop(hard=True)
+        await bench.publish(20)
+        await pipeline.until_logged("stream.worker_stuck")
+        await server.start()
+        await bench.settle()
+        assert worker.exit_code is None
+        assert len(pipeline.logged("stream.worker_started")) == 2
+
+
+@pytest.mark.slow
 async def test_a_flushed_redis_is_rebuilt(
     broker: EmbeddedKafka, server: EmbeddedRedis, unique_name: str, tmp_path: Path
 ) -> None:
@@ -298,13 +322,74 @@ async def test_a_flushed_redis_is_rebuilt(
         await _until_states(router, bench.model, {"r": "live"})
         async with aioredis.Redis.from_url(server.url) as client:
             await client.flushall()
-        states = await _states(router, bench.model)
-        assert states.get("r", "unknown") == "unknown"
+        answers: list[dict[str, str]] = []
+        asking = asyncio.create_task(_keep_asking(router, bench.model, answers))
         await pipeline.until_logged("stream.index_lost")
         await bench.publish(20)
         await bench.settle()
         assert worker.exit_code is None
         await _until_states(router, bench.model, {"r": "live"})
+        asking.cancel()
+        assert all(states.keys() == {"r"} for states in answers)
+        told = [states["r"] for states in answers]
+        doubted = [number for number, state in enumerate(told) if state == "unknown"]
+        assert set(told[doubted[0] : doubted[-1]]) == {"unknown"}
+
+
+@pytest.mark.slow
+async def test_a_flushed_index_expects_who_is_registered(
+    broker: EmbeddedKafka, server: EmbeddedRedis, unique_name: str, tmp_path: Path
+) -> None:
+    """Whose records are all gone, and whose relay does not speak: a router that starts then names it all the same."""
+    async with piped(broker, server.url, unique_name, tmp_path, ranks=2) as pipeline:
+        bench = pipeline.bench
+        pipeline.start_worker()
+        async with bench.relaying():
+            await bench.publish(20)
+            await bench.settle()
+        await _delete_all(pipeline)
+        async with aioredis.Redis.from_url(server.url) as client:
+            await client.flushall()
+        await pipeline.until_logged("stream.index_empty", count=2)
+        (port,) = free_ports(1)
+        router = pipeline.stack.start("router", ["router"], {"ROUTER_PORT": str(port)})
+        async with RouterClient(f"http://{LOOPBACK}:{port}") as asking:
+
+            async def expected() -> bool:
+                try:
+                    answer = await asking.price({"model": bench.model, "token_ids": list(range(64))})
+                except httpx.TransportError:
+                    assert router.exit_code is None
+                    return False
+                told = {(r["replica"], r["rank"], r["state"], *r["reasons"]) for r in answer["replicas"]}
+                return told == {("r", rank, "unknown", "rebuilding") for rank in (0, 1)}
+
+            await until(expected, DEADLINE_S)
+            ready = await asking.http.get("/readyz")
+        assert (ready.status_code, ready.json()["models"]) == (503, {bench.model: "rebuilding"})
+
+
+async def test_who_spoke_long_ago_is_not_live_when_it_is_read(
+    broker: EmbeddedKafka, redis_url: str, unique_name: str, tmp_path: Path
+) -> None:
+    """A worker begins with an hour's log; at its end only those are live whose heartbeats are from now."""
+    async with piped(broker, redis_url, unique_name, tmp_path) as pipeline:
+        alive = Heartbeat("live", {"0": 1})
+        now_ms = time.time_ns() // 1_000_000
+        past = [record(run([1, 2])), record(alive)]
+        other = Holder("r", 1)
+        present = [record(run([1]), holder=other), *(record(alive, holder=other) for _ in range(500))]
+        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
+        await producer.start()
+        try:
+            for said, at_ms in [*((said, now_ms - 3_600_000) for said in past), *((said, now_ms) for said in present)]:
+                await producer.send(pipeline.topic, encode_record(said), partition=0, timestamp_ms=at_ms)
+        finally:
+            await producer.stop()
+        pipeline.start_worker()
+        await _until_judged(pipeline.bench, "live", rank=1)
+        await _until_judged(pipeline.bench, "unknown", "rebuilding")
+        assert (await pipeline.bench.row()).sequence == 1
 
 
 # ---- logs that are not as the cursors say
@@ -445,6 +530,13 @@ async def _states(router: RouterClient, model: str) -> dict[str, str]:
     return {price["replica"]: price["state"] for price in answer["replicas"]}
 
 
+async def _keep_asking(router: RouterClient, model: str, answers: list[dict[str, str]]) -> None:
+    """Ask what state each replica is in, until cancelled."""
+    while True:
+        answers.append(await _states(router, model))
+        await asyncio.sleep(0.01)
+
+
 async def _until_states(router: RouterClient, model: str, states: dict[str, str]) -> None:
     async def answered() -> bool:
         return await _states(router, model) == states
@@ -492,9 +584,9 @@ async def _delete_all(pipeline: Pipeline) -> None:
         await admin.close()
 
 
-async def _until_judged(bench: Bench, state: str, *reasons: str) -> None:
+async def _until_judged(bench: Bench, state: str, *reasons: str, rank: int = 0) -> None:
     async def judged() -> bool:
-        row = await bench.index.row(bench.replica)
+        row = await bench.index.row(bench.replica, rank)
         return row is not None and judge(row, stale_after_s=5.0, unknown_after_s=30.0) == (state, reasons)
 
     await until(judged, DEADLINE_S)

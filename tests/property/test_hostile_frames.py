@@ -11,7 +11,7 @@ import pytest
 from index.digests import index_digest
 from ops.replay.capture import Capture, load_capture
 from ops.replay.vllm import profile_of
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine import EngineRank
 from schemas.errors import FrameError
 from schemas.profiles import Holder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from index.digests import index_digest
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.dialects import EngineSettings, sglang_profile
 from relays.engine import EngineRank
 from schemas.errors import FrameError

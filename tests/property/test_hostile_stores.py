@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.dialects import PoolSettings
 from relays.llmd import decode_llmd
 from relays.mooncake import KeyPattern, decode_mooncake

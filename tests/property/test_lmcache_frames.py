@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.lmcache_mp import lmcache_profile
 from relays.mirror import Mirror
 from schemas.errors import FrameError

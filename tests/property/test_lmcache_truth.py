@@ -19,7 +19,7 @@ from relays.dialects import EngineSettings, vllm_profile
 from relays.engine_events import EngineEvent, Removed, Stored
 from relays.lmcache_mp import lmcache_profile
 from relays.mirror import Mirror
-from relays.pool import PoolModel
+from relays.pools.pool import PoolModel
 from relays.records import Voice
 from schemas.events import Record
 from schemas.profiles import Holder, PoolUse

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine_events import EngineEvent, Removed, Stored
 from relays.mirror import Mirror
 from schemas.profiles import Profile

@@ -12,7 +12,7 @@ from index.redis_store import RedisStore
 from ops.kafka_client import client_options
 from ops.settings import Settings
 from relays.dialects import EngineSettings, PoolSettings
-from relays.pool_process import PoolConfig, PoolRelay
+from relays.pools.process import PoolConfig, PoolRelay
 from relays.process import Relay, RelayConfig
 from router.app import build_app
 from schemas.profiles import PoolUse, Rank

@@ -12,13 +12,13 @@ from index.liveness import BELIEVED, Judgement, judge
 from index.lookup import Prompt, Question, ask, reaches
 from index.match import Reach
 from index.memory_store import MemoryStore
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.dialects import PoolSettings, pool_profile
 from relays.engine import EngineRank
 from relays.lossy import Origin
-from relays.pool import PoolModel
-from relays.pool_messages import StoreMessages
-from relays.pool_source import PoolSource
+from relays.pools.messages import StoreMessages
+from relays.pools.pool import PoolModel
+from relays.pools.source import PoolSource
 from schemas.events import Record, decode_record, encode_record
 from schemas.profiles import Holder
 from tests.support.coroutines import immediate

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ops.replay.capture import Capture, Frame
+from ops.replay.vllm_meta import settings_of
 from relays.dialects import parse_version
 
 Fields = dict[str, Any]
@@ -61,12 +62,19 @@ _SGLANG = {
 def as_version(capture: Capture, version: str) -> Capture:
     """Return the recording as that version would have sent it; what its engine did is taken to be the same."""
     number = parse_version(version)
-    encode = _vllm_event if capture.engine == "vllm" else _sglang_event
+    if capture.engine == "vllm":
+        chunk = settings_of(capture).blocks_per_chunk
+
+        def encode(name: str, event: Fields) -> object:
+            return _vllm_event(name, event, number, chunk)
+    else:
+
+        def encode(name: str, event: Fields) -> object:
+            return _sglang_event(name, event, number)
+
     tables: Mapping[str, Mapping[str, Version]] = _VLLM if capture.engine == "vllm" else _SGLANG
     four = number >= ((0, 26) if capture.engine == "vllm" else (0, 5, 22))
-    frames = tuple(
-        _frame(frame, tables, lambda name, event: encode(name, event, number), four) for frame in capture.frames
-    )
+    frames = tuple(_frame(frame, tables, encode, four) for frame in capture.frames)
     return msgspec.structs.replace(capture, version=version, frames=frames)
 
 
@@ -100,11 +108,11 @@ def _named(event: Any, tables: Mapping[str, Mapping[str, Version]]) -> tuple[str
     return name, fields
 
 
-def _vllm_event(name: str, event: Fields, number: Version) -> object:
+def _vllm_event(name: str, event: Fields, number: Version, chunk: int) -> object:
     if name == "BlockStored":
         event = _with_keys_of(event, number)
     if event.get("medium") == "CPU" and number < (0, 24):
-        event = _as_placeholder(event)
+        event = _as_placeholder(event, chunk)
     table = _VLLM[name]
     known = [key for key, since in table.items() if since <= number]
     if number < (0, 24):
@@ -122,9 +130,10 @@ def _with_keys_of(event: Fields, number: Version) -> Fields:
     return event
 
 
-def _as_placeholder(event: Fields) -> Fields:
+def _as_placeholder(event: Fields, chunk: int) -> Fields:
     """Return a host event as OffloadingConnector sent it up to 0.23: raw names of chunks, and nothing else."""
-    names = [bytes(24) + h.to_bytes(8, "big") if isinstance(h, int) else h for h in event["block_hashes"]]
+    last = event["block_hashes"][chunk - 1 :: chunk]  # a chunk's name is its last block's
+    names = [bytes(24) + h.to_bytes(8, "big") if isinstance(h, int) else h for h in last]
     return {"block_hashes": names, "token_ids": [], "block_size": 0, "medium": "CPU"}
 
 

@@ -8,7 +8,7 @@ import msgspec
 from index.digests import index_digest
 from index.fold import Flush, fold
 from index.memory_store import MemoryStore
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine_events import EngineEvent
 from relays.mirror import Mirror
 from relays.records import Voice

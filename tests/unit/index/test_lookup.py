@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from index.fold import Flush, fold
 from index.hashing import Media, pack_hashes, pack_tokens
 from index.lookup import Prompt, Question, ask, chain_of, reaches
 from index.match import NOTHING, Reach
 from index.memory_store import MemoryStore
 from index.store import Found
-from schemas.profiles import Group, GroupClass, Holder
-from tests.support.engines import FULL, chain, pairs, profile, tokens
+from schemas.profiles import Group, GroupClass, HashScheme, Holder, PoolUse
+from tests.support.engines import FULL, chain, pairs, profile, tiers, tokens
 from tests.support.records import record, run
 
 WARM = Holder("r", 0)
@@ -112,3 +114,49 @@ def test_a_chain_of_pairs_has_one_block_less_at_a_boundary() -> None:
     eight = Prompt("m", 8, pack_tokens(tokens(2)))
     assert len(chain_of(eight, 4, pairs=False, secret=b"") or b"") == 16
     assert len(chain_of(eight, 4, pairs=True, secret=b"") or b"") == 8
+
+
+# ---- pools
+
+SHELF = Holder("shelf", None)
+STORE = msgspec.structs.replace(profile(tiers=tiers("host"), pairs=pairs((FULL, "host"))), name="shelf")
+READER = profile(pairs=pairs((FULL, "gpu")), pools=(PoolUse("shelf"),))
+
+
+async def test_a_pool_counts_for_those_who_read_it() -> None:
+    """The others find what they have themselves; the pool is looked up once for all."""
+    store = await warm_store(chain(tokens(3)), SHELF)
+    answers = await reaches(store, prompt(3), [ask(WARM, READER), ask(COLD, PLAIN)], [ask(SHELF, STORE)])
+    assert answers == {WARM: Reach(12, {"pool": 12}, pools={"shelf": {"host": 12}}), COLD: NOTHING}
+    assert store.calls == [(3, 0)]
+
+
+async def test_a_pool_that_cannot_be_read_says_why() -> None:
+    """Its names differ, its blocks are others than the hashes that were sent, or the model's groups are not told."""
+    store = await warm_store(chain(tokens(2)), SHELF)
+    named = profile(pairs=pairs((FULL, "gpu")), hash_only_stores=True, hash=HashScheme("sha256", "1"))
+    wide = profile(unit=8, pairs=pairs((GroupClass("full", None, 8), "gpu")))
+    hybrid = profile(Group(0, "full", 4), Group(1, "window", 4, 9), pools=READER.pools)
+    sent = Prompt("m", 9, hashes=pack_hashes(chain(tokens(2))), block_size=4)
+    for pool, reader, reason in (
+        (named, READER, "hash_mismatch: the seed of pool or replica is not known"),
+        (wide, READER, "block_size"),
+        (STORE, hybrid, "groups_not_told"),
+        (STORE, profile(unit=0, pools=READER.pools), "block_size_unknown"),
+    ):
+        asked = prompt(2) if reader.unit == 0 else sent
+        answers = await reaches(store, asked, [ask(WARM, reader)], [ask(SHELF, pool)])
+        assert answers[WARM] == Reach(0, {}, marks=(f"pool shelf: {reason}",))
+
+
+async def test_what_a_pools_events_hide_is_said() -> None:
+    """Its marks where it is credited; a salt that they do not tell, in any case."""
+    store = await warm_store(chain(tokens(2)), SHELF)
+    shelf = msgspec.structs.replace(STORE, hidden_namespaces=("salt",), marks=("namespaces_unchecked",))
+    plain = prompt(2)
+    for asked, mark in (
+        (plain, "namespaces_unchecked"),
+        (msgspec.structs.replace(plain, salt="s"), "salt_not_in_events"),
+    ):
+        answers = await reaches(store, asked, [ask(WARM, READER)], [ask(SHELF, shelf)])
+        assert answers[WARM].marks == (f"pool shelf: {mark}",)

@@ -3,7 +3,7 @@
 import pytest
 
 from relays.lmcache_mp import KvBatch
-from relays.lmcache_stream import Step, StreamCursor, target_of
+from relays.pools.lmcache_stream import Step, StreamCursor, target_of
 from schemas.errors import ConfigError
 from tests.support.lmcache_frames import message, read, recorded
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine_events import Moved
 from relays.mirror import Mirror
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tokens

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine_events import Stored
 from relays.mirror import Mirror
 from schemas.profiles import Group

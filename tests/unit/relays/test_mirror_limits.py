@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine_events import Stored
 from relays.mirror import Mirror
 from tests.support.engines import chain, drain, profile, removed, resident, stored, tokens

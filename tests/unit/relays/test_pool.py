@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.dialects import EngineSettings, PoolSettings, vllm_profile
 from relays.engine import EngineRank
 from schemas.profiles import Holder, PoolUse

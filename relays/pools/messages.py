@@ -9,7 +9,7 @@ from relays.dialects import PoolSettings
 from relays.llmd import decode_llmd
 from relays.lossy import Origin
 from relays.mooncake import DEFAULT_KEY_PATTERN, KeyPattern, Shards, decode_mooncake
-from relays.pool_source import PoolSource
+from relays.pools.source import PoolSource
 from relays.source import log_refused
 from relays.stores import StoreMessage
 from schemas.errors import FrameError

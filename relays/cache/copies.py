@@ -3,9 +3,9 @@
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 
-from relays.block_table import BlockTable, Entry
+from relays.cache.block_table import BlockTable, Entry
+from relays.cache.learnt import LearntProfile, Place, place_of, tier_of
 from relays.engine_events import EngineHash, Moved, Removed, Stored
-from relays.learnt import LearntProfile, Place, place_of, tier_of
 from schemas.profiles import TIERS, Tier
 
 Copy = tuple[EngineHash, Place]

@@ -7,9 +7,9 @@ from typing import Protocol
 import msgspec
 
 from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_tokens, root_hash
-from relays.block_table import BlockTable, Entry, Node
+from relays.cache.block_table import BlockTable, Entry, Node
+from relays.cache.learnt import LearntProfile
 from relays.engine_events import EngineHash, Stored
-from relays.learnt import LearntProfile
 
 
 class HashCheck(Protocol):

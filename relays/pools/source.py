@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ops.metrics import RELAY_REJECTS
 from relays.engine_events import EngineEvent, Reject
 from relays.lossy import Belief, Origin
-from relays.pool import PoolModel
-from relays.pool_past import Past
+from relays.pools.past import Past
+from relays.pools.pool import PoolModel
 from relays.source import HolderSource, log_refused
 from schemas.events import HolderState, Record
 

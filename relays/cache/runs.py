@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from relays.block_table import Node
+from relays.cache.block_table import Node
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -9,16 +9,16 @@ import structlog
 import zmq.asyncio
 
 from ops.settings import Settings
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.dialects import PoolSettings, pool_profile
 from relays.engine_events import Decoded
-from relays.follower import Follower
-from relays.lmcache_stream import KvEventStream, target_of
 from relays.lossy import Origin
 from relays.mooncake import KeyPattern
-from relays.pool import PoolModel
-from relays.pool_messages import StoreMessages
-from relays.pool_source import PoolSource
+from relays.pools.follower import Follower
+from relays.pools.lmcache_stream import KvEventStream, target_of
+from relays.pools.messages import StoreMessages
+from relays.pools.pool import PoolModel
+from relays.pools.source import PoolSource
 from relays.sockets import EngineSocket
 from relays.teller import Teller
 from schemas.errors import ConfigError

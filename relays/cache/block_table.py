@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from relays.cache.learnt import LearntProfile, Place
+from relays.cache.waiting import Waiting
 from relays.engine_events import EngineHash
-from relays.learnt import LearntProfile, Place
-from relays.waiting import Waiting
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -7,11 +7,11 @@ holder a model. Names agree only where algorithm, seed and bits of replica and p
 from collections.abc import Iterable, Set
 
 from index.hashing import unpack_hashes
-from relays.block_table import Limits
+from relays.cache.block_table import Limits
 from relays.engine_events import EngineEvent, EngineHash, Stored
 from relays.holder import MirroredHolder
 from relays.mirror import Mirror
-from relays.pool_past import Told
+from relays.pools.past import Told
 from schemas.events import BlocksStored, HolderState, ProfileChanged, Record
 from schemas.profiles import Holder, Profile, join_mismatch
 
