@@ -38,6 +38,10 @@ class HolderWrite(msgspec.Struct):
         """Return whether it covers any record beside heartbeats."""
         return self.last_sequence >= self.first_sequence
 
+    def is_first_of(self, known: int | None) -> bool:
+        """Return whether it says that a life above the known one has said something; then that is lost."""
+        return self.last_sequence > 0 and (known is None or self.life > known)
+
 
 class Cursor(msgspec.Struct, frozen=True):
     """Where a partition of a topic is read on; a topic that was deleted and made anew has another id."""

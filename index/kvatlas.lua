@@ -576,13 +576,19 @@ local function apply(keys, args)
   return {applied, repeated, refused, gaps}
 end
 
+-- Redis' own time in ms
+local function now_ms()
+  local now = call('TIME')
+  return string.format('%.0f', now[1] * 1000 + (now[2] - now[2] % 1000) / 1000)
+end
+
 -- args: incarnation, then triples (holder, life and last sequence as "life sequence", packed heartbeat).
--- The heartbeat is kept with Redis' own time; one that knows of records that never came marks a gap.
+-- The heartbeat is kept with its arrival; one that knows of records that never came marks a gap. A life that the
+-- holder does not have is not heard: `apply` begins it before.
 local function beat(keys, args)
   local base = sub(keys[1], 1, -2)
   if call('GET', keys[1]) ~= args[1] then return stale() end
-  local now = call('TIME')
-  local stamp = string.format('%.0f', now[1] * 1000 + (now[2] - now[2] % 1000) / 1000)
+  local stamp = now_ms()
   local gaps = 0
   for i = 2, #args, 3 do
     local fence = read_fence(base, args[i])
@@ -597,6 +603,20 @@ local function beat(keys, args)
     end
   end
   return gaps
+end
+
+-- args: incarnation to be, then triples (holder, profile, packed heartbeat). Begins an empty shard, unless it has an
+-- incarnation, with holders that are expected to be heard: they have no fence yet. Only shard 0 knows them.
+local function begin(keys, args)
+  local base = sub(keys[1], 1, -2)
+  if not call('SET', keys[1], args[1], 'NX') then return end
+  -- readers keep the table of a version, so that no other incarnation may have had that version
+  call('SET', base .. 'v', tonumber(sub(args[1], 1, 7), 16))
+  local stamp = now_ms()
+  for i = 2, #args, 3 do
+    call('HSET', base .. 'p', args[i], args[i + 1])
+    call('HSET', base .. 'b', args[i], stamp .. ' ' .. args[i + 2])
+  end
 end
 
 ---------------------------------------------------------------- slots
@@ -703,6 +723,7 @@ register('find', find_segments, {'no-writes'})
 register('dump', dump, {'no-writes'})
 register('apply', apply, {})
 register('beat', beat, {})
+register('begin', begin, {})
 register('take_slot', take_slot, {})
 register('sweep', sweep, {})
 register('swept', swept, {})

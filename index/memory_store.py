@@ -1,6 +1,6 @@
 """The index in memory: the reference for Redis, the offline replay's store, and a twin without services."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -8,9 +8,12 @@ from index.digests import index_digest
 from index.fold import Flush, HolderWrite
 from index.hashing import unpack_hashes
 from index.match import Run
-from index.store import Applied, Found, HolderRow
+from index.store import NOBODY, UNHEARD, Applied, Found, HolderRow
 from schemas.errors import StaleIndex
+from schemas.events import Heartbeat
 from schemas.profiles import Holder, Profile
+
+_EXPECTED = 0  # life of a holder that was not heard yet
 
 
 class _State(msgspec.Struct):
@@ -41,11 +44,14 @@ class MemoryStore:
         self._models: dict[str, _Model] = {}
         self._clock_s = clock_s
 
-    async def setup(self, model: str) -> bool:
+    async def setup(self, model: str, expected: Mapping[Holder, Profile] = NOBODY) -> bool:
         """Make the model if there is none."""
         made = model not in self._models
         if made:
-            self._models[model] = _Model()
+            states = {holder: _State(_EXPECTED, 0, profile=profile) for holder, profile in expected.items()}
+            for state in states.values():
+                self._hear(state, UNHEARD)
+            self._models[model] = _Model(states)
         return made
 
     async def apply(self, flush: Flush) -> Applied:
@@ -53,7 +59,8 @@ class MemoryStore:
         model = self._model(flush.model)
         result = Applied()
         for write in flush.writes:
-            if write.has_data:
+            known = model.holders.get(write.holder)
+            if write.has_data or write.is_first_of(None if known is None else known.life):
                 self._apply_write(model, write, result)
             self._apply_heartbeat(model, write, result)
         if flush.cursor is not None:
@@ -150,7 +157,7 @@ class MemoryStore:
             for block_hash in list(before.blocks):
                 self._set(model, write.holder, before, block_hash, 0)
         state = _State(write.life, epoch)
-        if before is not None and before.life == write.life:
+        if before is not None and before.life in (_EXPECTED, write.life):
             state.profile, state.applied, state.received = before.profile, before.applied, before.received
             state.state, state.share_known, state.reason = before.state, before.share_known, before.reason
             state.beat_s = before.beat_s
@@ -164,6 +171,9 @@ class MemoryStore:
         if write.last_sequence > state.sequence and not state.broken:
             state.broken = True
             result.gaps += 1
+        self._hear(state, heartbeat)
+
+    def _hear(self, state: _State, heartbeat: Heartbeat) -> None:
         state.received = dict(heartbeat.received)
         state.state, state.share_known, state.reason = heartbeat.state, heartbeat.share_known, heartbeat.reason
         state.beat_s = self._clock_s()

@@ -26,6 +26,12 @@ class Link:
         self._client = client
         self._connection: _Connection | None = None
         self._opening: asyncio.Task[_Connection] | None = None
+        self._replaced = 0
+
+    @property
+    def losses(self) -> int:
+        """How many connections broke: a server that answers after one may not know all that one before it was told."""
+        return self._replaced + (self._connection is not None and self._connection.broken)
 
     async def call(self, *command: bytes | str | int) -> Any:
         """Return the reply of one command, as the server sent it.
@@ -57,6 +63,7 @@ class Link:
     def _opened(self, opening: "asyncio.Task[_Connection]") -> None:
         self._opening = None
         if not opening.cancelled() and opening.exception() is None:
+            self._replaced += self._connection is not None
             self._connection = opening.result()
 
 

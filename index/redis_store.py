@@ -6,7 +6,7 @@ Key and value tables stand in `index/README.md`; the functions are in `kvatlas.l
 import asyncio
 import secrets
 import struct
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
@@ -15,40 +15,33 @@ import redis.asyncio as aioredis
 from redis.exceptions import RedisError, ResponseError
 
 from index.digests import index_digest
-from index.fold import BandRun, Flush, HolderWrite
+from index.fold import Flush, HolderWrite
 from index.hashing import BAND_BLOCKS
 from index.match import Run
 from index.redis_link import Link
-from index.store import Applied, Found, HolderRow
+from index.redis_values import Epoch, Tables, holder_field, holder_of, pack_beats, pack_expected, pack_write, read_rows
+from index.store import NOBODY, Applied, Found, HolderRow
 from index.walks import Piece, apart, needed, pieces, runs_by_slot, stretches, version_of
-from schemas.errors import StaleIndex, StoreUnavailable
-from schemas.events import Heartbeat
+from schemas.errors import ConfigError, StaleIndex, StoreUnavailable
 from schemas.profiles import Holder, Profile
 from schemas.topics import model_slug
 
 _BAND_BYTES = BAND_BLOCKS * 8
-_WRITE = struct.Struct("<HQQ?HQQBII")
-_RUN_HEAD = struct.Struct("<BHH")
 _SCAN_COUNT = 500
-_profiles = msgspec.msgpack.Decoder(Profile)
-_heartbeats = msgspec.msgpack.Decoder(Heartbeat)
-_encode = msgspec.msgpack.Encoder().encode
-
-
-class _Epoch(msgspec.Struct, frozen=True):
-    life: int
-    epoch: int
-    slot: int
+_WIPE_COUNT = 5000
+_LOCK_MS = 10_000
+_LOCKED_S = 0.05
 
 
 class _Model(msgspec.Struct):
     """What this process remembers of a model; checked by the store at every call."""
 
     bases: list[str]
-    incarnations: list[str]
-    epochs: dict[Holder, _Epoch] = {}  # where writes go
-    slots: dict[int, Holder] = {}  # what reads mean, at `version`
-    version: int = -1
+    incarnation: str  # '' in a process that only reads
+    losses: int = 0  # of connections, when its slots were read
+    epochs: dict[Holder, Epoch] = {}  # where writes go
+    slots: dict[int, Holder] = {}  # what reads mean
+    table: tuple[int, int] = (-1, 0)  # version of those slots, and losses of connections before they were read
 
 
 class RedisStore:
@@ -81,37 +74,64 @@ class RedisStore:
         for server in range(len(self._clients)):
             await self._command(server, "FUNCTION", "LOAD", "REPLACE", source)
 
-    async def setup(self, model: str) -> bool:
-        """Make incarnations where shards have none; loads the functions first."""
+    async def setup(self, model: str, expected: Mapping[Holder, Profile] = NOBODY) -> bool:
+        """Make one incarnation on all shards, empty, where they do not have that; loads the functions first.
+
+        A model that lost the data of one shard begins anew as a whole: what the others say would have holes.
+
+        Raises:
+            ConfigError: the model was made with another number of shards.
+        """
         await self.load_functions()
         bases = self._bases(model)
         made = False
-        incarnations: list[str] = []
-        for shard, base in enumerate(bases):
-            made |= bool(await self._command(shard, "SET", f"{base}i", secrets.token_hex(8), "NX"))
-            incarnations.append((await self._command(shard, "GET", f"{base}i")).decode())
-        self._models[model] = _Model(bases, incarnations)
-        await self._load_epochs(model)
+        while (incarnation := await self._incarnation(model, bases)) is None:
+            lock = f"setup of {bases[0]}"
+            if not await self._command(0, "SET", lock, "", "NX", "PX", _LOCK_MS):
+                await asyncio.sleep(_LOCKED_S)
+                continue
+            if await self._incarnation(model, bases) is None:  # nobody was faster
+                made = True
+                await self._wipe(bases)
+                await self._begin(bases, expected)
+            await self._command(0, "DEL", lock)
+        await self._remember(model, bases, incarnation)
         return made
+
+    async def reload(self, model: str) -> None:
+        """Read again what this process remembers for its writes: another process may have written since.
+
+        Raises:
+            StaleIndex: the store lost the model's data.
+        """
+        bases = self._bases(model)
+        incarnation = await self._incarnation(model, bases)
+        if incarnation is None:
+            raise StaleIndex(f"model {model!r} has no incarnation")
+        await self._remember(model, bases, incarnation)
 
     async def apply(self, flush: Flush) -> Applied:
         """Apply data, fences and cursor on every shard of the model."""
         model = self._writable(flush.model)
+        if model.losses != self._losses:  # who answers now may not know all slots that were given out
+            await self.reload(flush.model)
+            model = self._models[flush.model]
         result = Applied()
         parts: list[list[bytes]] = [[] for _ in model.bases]
         for write in flush.writes:
-            if write.has_data:
+            known = model.epochs.get(write.holder)
+            if write.has_data or write.is_first_of(None if known is None else known.life):
                 epoch = await self._epoch(flush.model, model, write)
                 if epoch is None:
                     result.refused += 1
                     continue
-                for shard, packed in enumerate(_pack_write(write, epoch, len(parts))):
+                for shard, packed in enumerate(pack_write(write, epoch, len(parts))):
                     parts[shard].append(packed)
         cursor = flush.cursor
         field = f"{cursor.topic_id} {cursor.partition}" if cursor else ""
         offset = cursor.offset if cursor else 0
         calls = [
-            self._call(shard, "apply", model.incarnations[shard], field, offset, b"".join(parts[shard]), model=model)
+            self._call(shard, "apply", model.incarnation, field, offset, b"".join(parts[shard]), model=model)
             for shard in range(len(parts))
         ]
         replies = await _gather(calls)
@@ -123,14 +143,16 @@ class RedisStore:
     async def find(self, model: str, chain: bytes, *, gap: int = 0) -> Found:
         """Return where the chain's blocks are."""
         bases = self._bases(model)
-        if len(bases) == 1:
-            version, found = await self._walk(0, bases[0], chain, gap)
-        else:
-            version, found = await self._walk_shards(bases, chain, gap)
-        known = self._models.get(model)
-        if known is None or known.version != version:
+        while True:
+            if len(bases) == 1:
+                version, found = await self._walk(0, bases[0], chain, gap)
+            else:
+                version, found = await self._walk_shards(bases, chain, gap)
+            known = self._models.get(model)
+            # a later table may name a slot's next holder, and so may one of a server that has lost its last writes
+            if known is not None and known.table == (version, self._losses):
+                break
             await self.holders(model)
-            known = self._models[model]
         runs = runs_by_slot(found)
         by_holder: dict[Holder | None, Sequence[Run]] = dict(
             zip(map(known.slots.get, runs), runs.values(), strict=True)
@@ -142,6 +164,7 @@ class RedisStore:
         """Return the model's holders."""
         bases = self._bases(model)
         base = bases[0]
+        losses = self._losses
         with _TRANSLATED:
             async with self._client(0).pipeline(transaction=True) as pipe:
                 queue = cast("Any", pipe).execute_command
@@ -150,19 +173,13 @@ class RedisStore:
                 queue("TIME")
                 for name in "fapb":
                     queue("HGETALL", f"{base}{name}")
-                incarnation, version, now, fences, applied, profiles, beats = await pipe.execute()
+                incarnation, version, now, *tables = await pipe.execute()
         if incarnation is None:
             raise StaleIndex(f"model {model!r} has no incarnation")
         now_ms = now[0] * 1000 + now[1] // 1000
-        told = _applied_of(applied)
-        rows: list[HolderRow] = []
-        slots: dict[int, Holder] = {}
-        for name, fence in fences.items():
-            row = _row(name, fence, told.get(name, {}), profiles.get(name), beats.get(name), now_ms)
-            slots[int(fence.split()[2])] = row.holder
-            rows.append(row)
-        known = self._models.setdefault(model, _Model(bases, []))
-        known.slots, known.version = slots, int(version or 0)
+        rows, slots = read_rows(Tables(*tables), now_ms)
+        known = self._models.setdefault(model, _Model(bases, ""))
+        known.slots, known.table = slots, (int(version or 0), losses)
         return rows
 
     async def cursors(self, model: str) -> dict[tuple[str, int], int]:
@@ -180,7 +197,7 @@ class RedisStore:
         """Return the holder's index digest; walks the whole keyspace of the model's servers."""
         blocks: list[tuple[int, int]] = []
         for shard, base in enumerate(self._bases(model)):
-            fence = await self._command(shard, "HGET", f"{base}f", _holder_field(holder))
+            fence = await self._command(shard, "HGET", f"{base}f", holder_field(holder))
             if fence is None:
                 continue
             cursor = b"0"
@@ -245,18 +262,42 @@ class RedisStore:
 
     def _writable(self, model: str) -> _Model:
         known = self._models.get(model)
-        if known is None or not known.incarnations:
+        if known is None or not known.incarnation:
             raise StaleIndex(f"model {model!r} is not set up by this process")
         return known
 
-    async def _load_epochs(self, model: str) -> None:
-        known = self._models[model]
+    async def _incarnation(self, model: str, bases: list[str]) -> str | None:
+        """Return the incarnation that all shards have, or None."""
+        found = [await self._command(shard, "GET", f"{base}i") for shard, base in enumerate(bases)]
+        if found[0] is not None and found[0].split()[-1] != str(len(bases)).encode():
+            raise ConfigError(f"shards: {len(bases)}, but model {model!r} was made as {found[0].decode()!r}")
+        return found[0].decode() if found[0] is not None and len(set(found)) == 1 else None
+
+    async def _wipe(self, bases: list[str]) -> None:
+        """Delete all that a model has."""
+        for shard, base in enumerate(bases):
+            cursor: Any = b"0"
+            while True:
+                cursor, keys = await self._command(shard, "SCAN", cursor, "MATCH", f"{base}*", "COUNT", _WIPE_COUNT)
+                if keys:
+                    await self._command(shard, "UNLINK", *keys)
+                if not int(cursor):
+                    break
+
+    async def _begin(self, bases: list[str], expected: Mapping[Holder, Profile]) -> None:
+        fresh = f"{secrets.token_hex(8)} {len(bases)}"
+        members = pack_expected(expected)
+        for shard, base in reversed(list(enumerate(bases))):  # readers ask shard 0 for who there is
+            await self._fcall(shard, base, "begin", fresh, *([] if shard else members))
+
+    async def _remember(self, model: str, bases: list[str], incarnation: str) -> None:
+        known = self._models[model] = _Model(bases, incarnation, self._losses)
         owners = await self._command(0, "HGETALL", f"{known.bases[0]}o")
         for field, text in owners.items():
             life, epoch, slot = (int(part) for part in text.split())
-            known.epochs[_holder_of(field)] = _Epoch(life, epoch, slot)
+            known.epochs[holder_of(field)] = Epoch(life, epoch, slot)
 
-    async def _epoch(self, name: str, model: _Model, write: HolderWrite) -> _Epoch | None:
+    async def _epoch(self, name: str, model: _Model, write: HolderWrite) -> Epoch | None:
         """Return the epoch (and slot) that a write belongs to, or None where its life is over."""
         known = model.epochs.get(write.holder)
         epoch = write.epoch
@@ -266,7 +307,7 @@ class RedisStore:
             return known
         for attempt in range(2):
             slot = await self._call(
-                0, "take_slot", model.incarnations[0], _holder_field(write.holder), write.life, epoch, model=model
+                0, "take_slot", model.incarnation, holder_field(write.holder), write.life, epoch, model=model
             )
             if slot != -2:
                 break
@@ -274,23 +315,16 @@ class RedisStore:
                 raise StoreUnavailable(f"model {name!r}: all slots are taken")
         if slot == -1:
             return None
-        taken = _Epoch(write.life, epoch, slot)
+        taken = Epoch(write.life, epoch, slot)
         if known is None or (known.life, known.epoch) < (taken.life, taken.epoch):
             model.epochs[write.holder] = taken
         return taken
 
     async def _beat(self, model: _Model, writes: Iterable[HolderWrite]) -> int:
-        arguments: list[bytes | str | int] = []
-        for write in writes:
-            if write.heartbeat is not None:
-                arguments += [
-                    _holder_field(write.holder),
-                    f"{write.life} {write.last_sequence}",
-                    _encode(write.heartbeat),
-                ]
+        arguments = pack_beats(writes)
         if not arguments:
             return 0
-        return cast(int, await self._call(0, "beat", model.incarnations[0], *arguments, model=model))
+        return cast(int, await self._call(0, "beat", model.incarnation, *arguments, model=model))
 
     # ---- calls
 
@@ -306,6 +340,10 @@ class RedisStore:
 
     async def _call(self, shard: int, name: str, *arguments: Any, model: _Model) -> Any:
         return await self._fcall(shard, model.bases[shard], name, *arguments)
+
+    @property
+    def _losses(self) -> int:
+        return sum(link.losses for link in self._links)
 
     def _link(self, shard: int) -> Link:
         return self._links[shard % len(self._links)]
@@ -344,86 +382,3 @@ async def _gather(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     if len(listed) == 1:
         return [await listed[0]]
     return list(await asyncio.gather(*listed))
-
-
-def _holder_field(holder: Holder) -> bytes:
-    return f"{holder.name}\n{'' if holder.rank is None else holder.rank}".encode()
-
-
-def _holder_of(field: bytes) -> Holder:
-    name, rank = field.decode().rsplit("\n", 1)
-    return Holder(name, int(rank) if rank else None)
-
-
-def _applied_of(fields: dict[bytes, bytes]) -> dict[bytes, dict[str, tuple[int, int]]]:
-    """Return holder -> source -> (life, last engine sequence applied)."""
-    told: dict[bytes, dict[str, tuple[int, int]]] = {}
-    for field, text in fields.items():
-        name, _, source = field.rpartition(b"\0")
-        life, sequence = text.split()
-        told.setdefault(name, {})[source.decode()] = (int(life), int(sequence))
-    return told
-
-
-def _row(
-    name: bytes,
-    fence: bytes,
-    applied: dict[str, tuple[int, int]],
-    profile: bytes | None,
-    beat: bytes | None,
-    now_ms: int,
-) -> HolderRow:
-    life, epoch, _, sequence, broken = (int(part) for part in fence.split())
-    heartbeat, age_s = None, None
-    if beat is not None:
-        stamp, _, packed = beat.partition(b" ")
-        heartbeat, age_s = _heartbeats.decode(packed), (now_ms - int(stamp)) / 1000
-    return HolderRow(
-        holder=_holder_of(name),
-        life=life,
-        epoch=epoch,
-        sequence=sequence,
-        broken=bool(broken),
-        applied={source: told for source, (its_life, told) in applied.items() if its_life == life},
-        profile=None if profile is None else _profiles.decode(profile),
-        received=heartbeat.received if heartbeat else {},
-        state=heartbeat.state if heartbeat else "silent",
-        share_known=heartbeat.share_known if heartbeat else 1.0,
-        reason=heartbeat.reason if heartbeat else "",
-        age_s=age_s,
-    )
-
-
-def _pack_write(write: HolderWrite, epoch: _Epoch, shards: int) -> list[bytes]:
-    """Return the write as each shard gets it: its own runs, and the fence of all."""
-    runs: list[list[BandRun]] = [[] for _ in range(shards)]
-    if shards == 1:
-        runs[0] = write.runs
-    else:
-        for run in write.runs:
-            runs[int.from_bytes(run.chain[:8], "little") % shards].append(run)
-    name = _holder_field(write.holder)
-    sources = b"".join(
-        len(source.encode()).to_bytes(1, "little") + source.encode() + sequence.to_bytes(8, "little")
-        for source, sequence in write.engine_sequence.items()
-    )
-    packed: list[bytes] = []
-    for shard, shard_runs in enumerate(runs):
-        profile = _encode(write.profile) if write.profile is not None and shard == 0 else b""
-        head = _WRITE.pack(
-            len(name),
-            epoch.life,
-            epoch.epoch,
-            write.epoch >= 0,
-            epoch.slot,
-            write.first_sequence,
-            write.last_sequence,
-            len(write.engine_sequence),
-            len(shard_runs),
-            len(profile),
-        )
-        parts = [head, name, profile, sources]
-        for run in shard_runs:
-            parts += (_RUN_HEAD.pack(run.first, run.residency, len(run.chain)), run.chain)
-        packed.append(b"".join(parts))
-    return packed

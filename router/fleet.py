@@ -6,9 +6,9 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from index.liveness import Judgement, judge
+from index.liveness import BELIEVED, Judgement, judge
 from index.lookup import Question, ask
-from index.store import HolderRow, Store
+from index.store import REBUILDING, HolderRow, Store
 from ops.metrics import ROUTER_HOLDERS
 from schemas.errors import StaleIndex, StoreUnavailable
 from schemas.profiles import Holder, Profile
@@ -30,6 +30,14 @@ class Table(msgspec.Struct):
     members: dict[Holder, Member] = {}
     index: str = "never read"  # `ready`, or why the members are not to be believed
     read_s: float = float("-inf")
+
+    @property
+    def readiness(self) -> str:
+        """`ready`, or why nothing is known of any member."""
+        judgements = [member.judgement for member in self.members.values()]
+        if self.index == "ready" and not any(judgement.state in BELIEVED for judgement in judgements):
+            return REBUILDING if any(REBUILDING in judgement.reasons for judgement in judgements) else "ready"
+        return self.index
 
 
 class Fleet:

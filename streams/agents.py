@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 import faust
 import structlog
+from faust.types import TP
 
 from schemas.errors import StaleIndex
 from streams.folding import Folder, Part, Taken
-from streams.transport import leave_group
+from streams.transport import end_of, leave_group
 
 log = structlog.get_logger()
 
@@ -38,12 +39,15 @@ def declare_agent(app: faust.App, topic: str, folder: Folder, take: int, within_
     """
     source = app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
 
+    def end(partition: int) -> int | None:
+        return end_of(app, TP(topic, partition))
+
     async def fold_events(stream: Any) -> None:
         storing: asyncio.Task[None] | None = None
         try:
             async for events in stream.noack_take(take, within=within_s):
                 with _nothing_escapes(app, topic):
-                    parts = folder.read([_taken(event.message) for event in events])
+                    parts = folder.read([_taken(event.message) for event in events], end)
                 if storing is not None:
                     await storing
                 # Redis works on these while Faust hands out the next ones
@@ -75,4 +79,5 @@ def _nothing_escapes(app: faust.App, topic: str) -> Iterator[None]:
 
 
 def _taken(message: Any) -> Taken:
-    return Taken(message.partition, message.offset, message.key, message.value or b"")
+    time_s = message.timestamp or 0.0  # none in Kafka's oldest formats
+    return Taken(message.partition, message.offset, time_s, message.key, message.value or b"")

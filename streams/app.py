@@ -49,7 +49,6 @@ def build_app(
         producer_max_request_size=MAX_LETTER_BYTES,
         web_enabled=False,
     )
-    app.conf.web_enabled = False
     guard(app, load_cursors, on_range, on_back)
     for topic, folder in folders.items():
         declare_agent(app, topic, folder, settings.worker_take, settings.worker_take_within_s)

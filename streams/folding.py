@@ -1,22 +1,28 @@
 """What a worker does with the records it takes: decode, fold, store, and set aside what cannot be read."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from index.fold import Cursor, Flush, HolderWrite, fold
-from index.store import Applied, Store
+from index.store import REBUILDING, Applied, Store
 from ops.metrics import STREAM_BLOCKS, STREAM_DEAD_LETTERS, STREAM_FLUSH, STREAM_RECORDS, STREAM_RETRIES, STREAM_WRITES
 from schemas.errors import FrameError, StoreUnavailable
-from schemas.events import BlocksRemoved, BlocksStored, Record, decode_record
+from schemas.events import BlocksRemoved, BlocksStored, Heartbeat, Record, decode_record
 from schemas.profiles import Holder
 
 log = structlog.get_logger()
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
+# A heartbeat this old, with this much of its log behind it, does not tell how its holder is now. Both: where clocks
+# differ a worker that keeps up is not misled, and what it reads a moment later corrects the rest.
+_LATE_S = 10.0
+_LATE_RECORDS = 200
 
 
 class Taken(NamedTuple):
@@ -24,6 +30,7 @@ class Taken(NamedTuple):
 
     partition: int
     offset: int
+    time_s: float  # since 1970, by the clock of who wrote it
     key: bytes | None
     value: bytes
 
@@ -48,6 +55,9 @@ class Part(NamedTuple):
     writes: list[HolderWrite]
 
 
+EndOf = Callable[[int], int | None]
+"""Return the next offset of a partition's log, as far as the consumer has heard."""
+
 SetAside = Callable[[DeadLetter], Awaitable[None]]
 AskAgain = Callable[[str, Holder], Awaitable[None]]
 
@@ -55,7 +65,15 @@ AskAgain = Callable[[str, Holder], Awaitable[None]]
 class Folder:
     """Folds one model's records into a store; a record is done with once `fold` returned."""
 
-    def __init__(self, model: str, topic: str, store: Store, set_aside: SetAside, ask_again: AskAgain) -> None:
+    def __init__(
+        self,
+        model: str,
+        topic: str,
+        store: Store,
+        set_aside: SetAside,
+        ask_again: AskAgain,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
         self.topic_id = ""  # of the topic as it was assigned
         self.folded = 0  # records so far, dead letters included
         self._model = model
@@ -63,17 +81,17 @@ class Folder:
         self._store = store
         self._set_aside = set_aside
         self._ask_again = ask_again
+        self._clock_s = clock_s
 
-    async def fold(self, taken: Sequence[Taken]) -> None:
-        """Bring the records into the store; see `read` and `store`."""
-        await self.store(self.read(taken))
+    def read(self, taken: Sequence[Taken], end_of: EndOf) -> list[Part]:
+        """Return the records decoded and folded, by partition.
 
-    def read(self, taken: Sequence[Taken]) -> list[Part]:
-        """Return the records decoded and folded, by partition."""
+        Heartbeats from long ago, which a worker meets that has to catch up, come out as `unknown: rebuilding`.
+        """
         by_partition: dict[int, list[Taken]] = {}
         for record in taken:
             by_partition.setdefault(record.partition, []).append(record)
-        return [self._read_partition(number, part) for number, part in by_partition.items()]
+        return [self._read_partition(number, part, end_of(number)) for number, part in by_partition.items()]
 
     async def store(self, parts: Sequence[Part]) -> None:
         """Bring what was read into the store; each partition's cursor moves in the same step.
@@ -86,14 +104,19 @@ class Folder:
         """
         await asyncio.gather(*(self._store_part(part) for part in parts))
 
-    def _read_partition(self, partition: int, taken: Sequence[Taken]) -> Part:
+    def _read_partition(self, partition: int, taken: Sequence[Taken], end: int | None) -> Part:
+        late_before_s = self._clock_s() - _LATE_S
+        late_before = taken[-1].offset + 1 if end is None else end - _LATE_RECORDS
         records: list[Record] = []
         refused: list[DeadLetter] = []
         for record in taken:
             try:
-                records.append(decode_record(record.value))
+                said = decode_record(record.value)
             except FrameError as error:
                 refused.append(DeadLetter(self._topic, record, error.reason, error.detail))
+                continue
+            late = record.time_s < late_before_s and record.offset < late_before
+            records.append(_of_the_past(said) if late else said)
         return Part(partition, len(taken), taken[-1].offset + 1, records, refused, fold(records))
 
     async def _store_part(self, part: Part) -> None:
@@ -137,6 +160,17 @@ class Folder:
         for row in await self._store.holders(self._model):
             if row.broken and row.holder in named:
                 await self._ask_again(self._model, row.holder)
+
+
+def _of_the_past(record: Record) -> Record:
+    """Return the record as it is read long after it was said: heartbeats do not vouch for their holder."""
+    if not any(isinstance(event, Heartbeat) for event in record.events):
+        return record
+    events = (
+        Heartbeat("unknown", event.received, event.share_known, REBUILDING) if isinstance(event, Heartbeat) else event
+        for event in record.events
+    )
+    return msgspec.structs.replace(record, events=tuple(events))
 
 
 def _blocks(records: Sequence[Record]) -> int:

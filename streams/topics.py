@@ -5,7 +5,6 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from io import BytesIO
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,14 +23,12 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
-from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
 from ops.kafka_client import PLAINTEXT, KafkaSecurity, client_options
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.topics import TopicSpec
+from streams.metadata import TopicsRequest
 
 _REQUEST_TIMEOUT_MS = 10_000
 _LEADERS_TIMEOUT_S = 30.0
@@ -205,7 +202,7 @@ class _Topic(NamedTuple):
 
 async def _described(client: AIOKafkaClient, names: Iterable[str]) -> dict[str, _Topic]:
     """Return those of these topics that exist."""
-    response = await client.send(client.get_random_node(), _TopicsRequest(names))
+    response = await client.send(client.get_random_node(), TopicsRequest(names))
     topics: dict[str, _Topic] = {}
     for code, name, raw_id, _, partitions, _, _ in response.topics:
         error = for_code(code)
@@ -251,86 +248,3 @@ def _translated(bootstrap: str) -> Iterator[None]:
         raise ConfigError(f"Kafka at {bootstrap}: 3.0 or later is needed: {error}") from error
     except (KafkaError, OSError) as error:
         raise BrokerUnavailable(f"Kafka at {bootstrap}: {type(error).__name__}: {error}") from error
-
-
-# ---- Metadata v12 (Kafka 3.0 and later), which tells topic ids; aiokafka's own requests end at v5, which does not.
-# Source: MetadataRequest.json and MetadataResponse.json of Kafka 4.3. Every field is always there; tagged fields, of
-# which v12 has none of its own, are skipped.
-
-
-class _Uuid(AbstractType):
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        return value
-
-    @classmethod
-    def decode(cls, data: BytesIO) -> bytes:
-        return data.read(16)
-
-
-class _TopicsResponse(Response):
-    API_KEY = 3
-    API_VERSION = 12
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "brokers",
-            CompactArray(
-                ("node_id", Int32),
-                ("host", CompactString()),
-                ("port", Int32),
-                ("rack", CompactString()),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("cluster_id", CompactString()),
-        ("controller_id", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("error_code", Int16),
-                ("name", CompactString()),
-                ("topic_id", _Uuid),
-                ("is_internal", Boolean),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("error_code", Int16),
-                        ("partition", Int32),
-                        ("leader", Int32),  # -1: none
-                        ("leader_epoch", Int32),
-                        ("replicas", CompactArray(Int32)),
-                        ("isr", CompactArray(Int32)),
-                        ("offline_replicas", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("authorized_operations", Int32),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _TopicsRequestV12(RequestStruct):
-    API_KEY = 3
-    API_VERSION = 12
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _TopicsResponse
-    SCHEMA = Schema(
-        ("topics", CompactArray(("topic_id", _Uuid), ("name", CompactString()), ("tags", TaggedFields))),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_authorized_operations", Boolean),
-        ("tags", TaggedFields),
-    )
-
-
-class _TopicsRequest(Request[_TopicsRequestV12]):
-    API_KEY = 3
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._topics: list[Any] = [(bytes(16), name, {}) for name in sorted(names)]
-
-    def build(self, request_struct_class: type[_TopicsRequestV12]) -> _TopicsRequestV12:
-        return request_struct_class(self._topics, False, False, {})

@@ -62,7 +62,7 @@ class _Consumer(driver.Consumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._handed_out: defaultdict[TP, deque[int]] = defaultdict(deque)
+        self._handed_out: defaultdict[TP, deque[int]] = defaultdict(deque)  # and not committed yet
         self._expected: dict[TP, int] = {}  # least offset that may come next
 
     def _new_consumer_thread(self) -> _Thread:
@@ -133,6 +133,23 @@ class _Consumer(driver.Consumer):
         if offset is not None:
             self._acked[tp][:] = [other for other in self._acked[tp] if other >= offset]
         return offset
+
+
+def end_of(app: faust.App, tp: TP) -> int | None:
+    """Return the next offset of a partition's log, as far as the consumer has heard; None where it is not ours."""
+    end: int | None = app.consumer.highwater(tp) if tp in app.consumer.assignment() else None
+    return end
+
+
+def lags(app: faust.App) -> dict[TP, int]:
+    """Return for each assigned partition how many records are not acknowledged, as far as the consumer has heard."""
+    consumer, waiting = app.consumer, {}
+    for tp in consumer.assignment():
+        end, handed_out = end_of(app, tp), consumer._handed_out[tp]
+        position = handed_out[0] if handed_out else consumer._expected.get(tp)
+        if end is not None and position is not None:
+            waiting[tp] = max(0, end - position)
+    return waiting
 
 
 def group_error(app: faust.App) -> BaseException | None:
