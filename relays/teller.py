@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 _PAUSE_S = 1.0
 _FLUSH_S = 5.0
-_GATHER_S = 0.005  # after a record the next one waits for more changes to carry
+_GATHER_S = 0.02  # after a record the next one waits for more changes to carry: a worker's cost is one a record
 _MAX_DELAY_S = 60.0  # of the answer to a request, whatever it says
 
 

@@ -151,6 +151,10 @@ def _stored(event: BlockStored, source: Source) -> Stored:
     if not event.token_ids:
         return Stored(hashes=hashes, tier=tier, group=group)
     check_tokens(event.token_ids, event.block_size, len(hashes), _MAX_TOKEN, masked=True)
+    if tier != "gpu" and event.extra_keys is None:
+        # connectors leave salt and media out (engines/vllm-events.md 4.6), so only device events place a block
+        spec = _group_spec(event, group)
+        return Stored(hashes=hashes, block_size=event.block_size, tier=tier, group=group, group_spec=spec)
     adapter, known = _adapter(event, source)
     salt, media = _extra_keys(event, adapter)
     parent = event.parent_block_hash

@@ -12,7 +12,7 @@ from schemas.errors import ConfigError
 from schemas.events import BlocksStored, ProfileChanged, decode_record, encode_record
 from schemas.profiles import Group
 from tests.support.engines import HOLDER, chain, profile, resident, tokens
-from tests.support.vllm_frames import array_stored, batch, map_stored, pack
+from tests.support.vllm_frames import array_stored, batch, map_removed, map_stored, pack
 
 
 def rank(version: str = "0.32.0", **settings: Any) -> EngineRank:
@@ -29,6 +29,19 @@ def test_a_message_becomes_a_record() -> None:
     assert isinstance(record.events[1], BlocksStored)
     assert record.events[1].blocks == chain([1, 2, 3, 4])[0].to_bytes(8, "little")
     assert record.engine_sequence == {"0": 5}
+
+
+def test_a_connector_that_hides_the_salt_moves_no_block() -> None:
+    """Self-describing host stores have no extra keys; their block stays in the namespace that the device told."""
+    engine = rank(connector="offloading")
+    device = map_stored(kv_cache_spec_kind="full_attention", extra_keys=[["tenant"]])
+    host = map_stored(kv_cache_spec_kind="full_attention", medium="CPU")
+    engine.take(0, pack(batch(device)))
+    engine.take(1, pack(batch(host)))
+    assert set(resident(engine.mirror)) == set(chain([1, 2, 3, 4], salt="tenant"))
+    assert not any(engine.mirror.counts.values())
+    engine.take(2, pack(batch(map_removed())))
+    assert set(resident(engine.mirror)) == set(chain([1, 2, 3, 4], salt="tenant"))
 
 
 def test_a_broken_message_is_counted_and_passed() -> None:
