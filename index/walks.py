@@ -7,6 +7,7 @@ next question carries its hashes. The functions are in `kvatlas.lua`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import sub
 from struct import Struct
 
 from index.hashing import BAND_BLOCKS
@@ -15,6 +16,8 @@ from index.match import Run
 _BAND_BYTES = BAND_BLOCKS * 8
 _HEAD_BANDS = 2  # prompts part early: of the benchmark's 2048-block prompts 8 % need a second call, with 1 band 61 %
 _SHARED_BYTES = range(8 * 5, 4096)  # of a segment's holders: so many that prompts share it, and few enough to keep
+_SHARED_PIECES = 8  # at a chain's beginning; prompts of the benchmark have 5 pieces, the longest ones 15
+_FEW_NUMBERS = 24  # of runs that are kept for all slots that have the same
 _NOTHING_NEEDED = (1 << 32) - 1
 _REPLY = Struct("<II")
 _PIECE = Struct("<IIBHI")
@@ -104,76 +107,81 @@ def runs_by_slot(found: Sequence[Piece]) -> Mapping[int, Sequence[Run]]:
         found: in chain order.
     """
     shared = 0
-    for _, _, plain, other in found:
+    for _, _, plain, other in found[:_SHARED_PIECES]:
         if len(plain) + len(other) not in _SHARED_BYTES:
             break
         shared += 1
     runs = _beginning(tuple(found[:shared]))
-    if shared == len(found):
-        return runs
-    longer: dict[int, History] = {}
-    for piece in found[shared:]:
-        _follow(piece, runs, longer)
-    return {**runs, **{slot: _runs(history) for slot, history in longer.items()}}
-
-
-History = tuple[int, ...]
-"""A slot's runs so far, each as start, end, residency."""
+    return runs if shared == len(found) else _lengthened(runs, found[shared:])
 
 
 @lru_cache(maxsize=1024)
 def _beginning(found: tuple[Piece, ...]) -> Mapping[int, Sequence[Run]]:
     """Return each slot's runs after a walk's first pieces.
 
-    What many replicas hold, many prompts begin with: six of seven prompts of the benchmark find theirs here, and most
-    others all but its last piece. The key is all that goes in, so nothing here can be out of date.
+    What many replicas hold, many prompts begin with: of the benchmark's prompts of 64 blocks six in ten need nothing
+    more, of those of 2048 two. The key is all that goes in, so nothing here can be out of date.
     """
-    if not found:
-        return {}
-    runs = _beginning(found[:-1])
-    longer: dict[int, History] = {}
-    _follow(found[-1], runs, longer)
-    return {**runs, **{slot: _runs(history) for slot, history in longer.items()}}
+    return _lengthened(_beginning(found[:-1]), found[-1:]) if found else {}
 
 
-def _follow(piece: Piece, before: Mapping[int, Sequence[Run]], histories: dict[int, History]) -> None:
-    """Lengthen the history of every slot in one more segment; `before`: runs of those that are not in `histories`."""
+def _lengthened(runs: Mapping[int, Sequence[Run]], found: Iterable[Piece]) -> Mapping[int, Sequence[Run]]:
+    """Return the runs of every slot after more segments."""
+    ends: dict[int, list[int]] = {}
+    for piece in found:
+        _follow(piece, runs, ends)
+    return {**runs, **{slot: _runs(numbers) for slot, numbers in ends.items()}}
+
+
+def _follow(piece: Piece, runs: Mapping[int, Sequence[Run]], ends: dict[int, list[int]]) -> None:
+    """Lengthen the runs of every slot of one more segment.
+
+    Args:
+        runs: of all slots, as far as they are not in `ends`.
+        ends: slot -> start, end, residency of each of its runs, one behind the other.
+    """
     start, blocks, plain, other = piece
     whole = start + blocks
     part = 0 if blocks > BAND_BLOCKS else blocks
     for slot, length, residency in _PLAIN.iter_unpack(plain):
-        history = histories.get(slot) or _history(before.get(slot))
-        end = start + length if length < part else whole
-        if history and history[-2] == start and history[-1] == residency:
-            histories[slot] = history[:-2] + (end, residency)  # noqa: RUF005  # half the time of unpacking
-        else:
-            histories[slot] = history + (start, end, residency)  # noqa: RUF005
+        numbers = ends.get(slot)
+        if numbers is None:
+            numbers = ends[slot] = _numbers(runs.get(slot, ()))
+        _lengthen(numbers, start, start + length if length < part else whole, residency)
     at = 0
     while at < len(other):
         slot, count = _OTHER.unpack_from(other, at)
-        stop = at + _OTHER.size + count * _OTHER_RUN.size
-        history = histories.get(slot) or _history(before.get(slot))
-        for first, length, residency in _OTHER_RUN.iter_unpack(other[at + _OTHER.size : stop]):
+        at += _OTHER.size
+        for first, length, residency in _OTHER_RUN.iter_unpack(other[at : at + count * _OTHER_RUN.size]):
             if first < blocks:
-                first, end = start + first, start + min(first + length, blocks)
-                if history and history[-2] == first and history[-1] == residency:
-                    history = (*history[:-2], end, residency)
-                else:
-                    history = (*history, first, end, residency)
-        if history:
-            histories[slot] = history
-        at = stop
+                numbers = ends.get(slot)
+                if numbers is None:
+                    numbers = ends[slot] = _numbers(runs.get(slot, ()))
+                _lengthen(numbers, start + first, start + min(first + length, blocks), residency)
+        at += count * _OTHER_RUN.size
 
 
-def _history(runs: Sequence[Run] | None) -> History:
-    return (
-        tuple(number for run in runs for number in (run.start, run.start + run.length, run.residency)) if runs else ()
-    )
+def _lengthen(numbers: list[int], start: int, end: int, residency: int) -> None:
+    if numbers and numbers[-2] == start and numbers[-1] == residency:
+        numbers[-2] = end
+    else:
+        numbers += (start, end, residency)
+
+
+def _numbers(runs: Iterable[Run]) -> list[int]:
+    """Return start, end and residency of each run, one behind the other."""
+    return [number for start, length, residency in runs for number in (start, start + length, residency)]
+
+
+def _runs(numbers: list[int]) -> Sequence[Run]:
+    return _few_runs(tuple(numbers)) if len(numbers) <= _FEW_NUMBERS else _made(numbers)
 
 
 @lru_cache(maxsize=65536)
-def _runs(history: History) -> Sequence[Run]:
-    numbers = iter(history)
-    return tuple(
-        Run(start, end - start, residency) for start, end, residency in zip(numbers, numbers, numbers, strict=True)
-    )
+def _few_runs(numbers: tuple[int, ...]) -> Sequence[Run]:
+    return _made(numbers)
+
+
+def _made(numbers: Sequence[int]) -> Sequence[Run]:
+    starts, ends, residencies = numbers[::3], numbers[1::3], numbers[2::3]
+    return tuple(map(Run, starts, map(sub, ends, starts), residencies))

@@ -1,7 +1,8 @@
 """Kafka to Redis: a topic that relays have filled, and one real worker that folds it into an empty index.
 
 The worker is stopped twice a second while Dynamo's tree applies the events that the worker has folded since, so that
-both are measured on the same machine in the same mood.
+both are measured on the same machine in the same mood. What Redis still does for the worker then is waited for, and is
+the worker's time.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +19,14 @@ import redis as redis_client
 from aiokafka import AIOKafkaProducer
 
 from ops.bench.dynamo import Tree
-from ops.bench.traffic import MODEL, Message
+from ops.bench.traffic import Message
 from ops.embedded.processes import ChildProcess
 from ops.settings import PREFIX, Settings
 from schemas.topics import events_topic, model_slug, topic_specs
 from streams.topics import create_topics
 
-_POLL_S = 0.01
+_POLL_S = 0.005
+_QUIET_POLLS = 4  # without a flush, after which none is on its way
 _SLICE_S = 0.5
 _TIMEOUT_S = 900.0
 
@@ -31,6 +34,7 @@ _TIMEOUT_S = 900.0
 class Preloaded(NamedTuple):
     """What waits in the topic, and how many blocks stand before each offset."""
 
+    model: str
     records: int
     blocks_before: list[list[int]]  # [partition][offset]
 
@@ -40,7 +44,7 @@ class Ingested(NamedTuple):
 
     blocks: int  # (block, replica) pairs
     seconds: float
-    dynamo_seconds: float
+    dynamo_seconds: float | None
 
     @property
     def blocks_per_s(self) -> float:
@@ -48,22 +52,27 @@ class Ingested(NamedTuple):
         return self.blocks / self.seconds
 
     @property
-    def ratio(self) -> float:
+    def dynamo_blocks_per_s(self) -> float | None:
+        """Dynamo's rate."""
+        return None if self.dynamo_seconds is None else self.blocks / self.dynamo_seconds
+
+    @property
+    def ratio(self) -> float | None:
         """The worker's rate as a part of Dynamo's."""
-        return self.dynamo_seconds / self.seconds
+        return None if self.dynamo_seconds is None else self.dynamo_seconds / self.seconds
 
 
-async def preload(brokers: str, messages: Sequence[Message]) -> Preloaded:
+async def preload(brokers: str, model: str, messages: Sequence[Message]) -> Preloaded:
     """Make the topics and fill the model's with the messages, in order."""
     partitions = Settings().partitions
-    await create_topics(brokers, topic_specs([MODEL], partitions))
+    await create_topics(brokers, topic_specs([model], partitions))
     blocks: list[list[int]] = [[0] for _ in range(partitions)]
     producer = AIOKafkaProducer(
         bootstrap_servers=brokers, enable_idempotence=True, acks="all", linger_ms=2, compression_type="lz4"
     )
     await producer.start()
     try:
-        topic = events_topic(MODEL)
+        topic = events_topic(model)
         sent = [(message, await producer.send(topic, message.value, key=message.key)) for message in messages]
         for message, pending in sent:
             place = await pending
@@ -72,17 +81,17 @@ async def preload(brokers: str, messages: Sequence[Message]) -> Preloaded:
             before.append(before[-1] + message.moved)
     finally:
         await producer.stop()
-    return Preloaded(len(messages), blocks)
+    return Preloaded(model, len(messages), blocks)
 
 
 def start_part(
-    name: str, brokers: str, redis_url: str, log: Path, options: Mapping[str, str] | None = None
+    name: str, model: str, brokers: str, redis_url: str, log: Path, options: Mapping[str, str] | None = None
 ) -> ChildProcess:
-    """Start `kvatlas worker` or `kvatlas router` for the benchmark's model."""
+    """Start `kvatlas worker` or `kvatlas router` for one model."""
     settings = {
         "KAFKA_BROKERS": brokers,
         "REDIS_URL": redis_url,
-        "MODELS": MODEL,
+        "MODELS": model,
         "LOG_FORMAT": "json",
         **(options or {}),
     }
@@ -100,41 +109,53 @@ async def watch(
     log: Path,
     redis_url: str,
     preloaded: Preloaded,
-    tree: Tree,
+    tree: Tree | None,
     events: Sequence[tuple[int, bytes]],
 ) -> Ingested:
     """Return how fast the worker folds what waits, from its first flush to its last, and Dynamo the same events."""
     progress = _Progress(redis_url, preloaded)
-    events_per_block = len(events) / progress.goal
     applied = 0
     seconds = dynamo_seconds = 0.0
-    blocks_at_start = None
-    began_s = time.perf_counter()
     deadline_s = time.monotonic() + _TIMEOUT_S
-    while True:
-        await asyncio.sleep(_POLL_S)
-        records, blocks = progress.read()
-        now_s = time.perf_counter()
-        if time.monotonic() > deadline_s or worker.exit_code is not None:
-            told = f"the worker folded {records} of {preloaded.records} records; exit code {worker.exit_code}"
-            raise TimeoutError(f"{told}; its log ends: {end_of(log)}")
-        if records and blocks_at_start is None:
-            blocks_at_start, began_s = blocks, now_s
-            applied = round(blocks * events_per_block)
-            tree.apply(events[:applied])
-        finished = records == preloaded.records
-        if blocks_at_start is not None and (finished or now_s - began_s > _SLICE_S):
-            os.kill(worker.pid, signal.SIGSTOP)
-            try:
-                seconds += time.perf_counter() - began_s
-                upto = len(events) if finished else round(progress.read()[1] * events_per_block)
-                dynamo_seconds += tree.apply(events[applied:upto])
-                applied = upto
-            finally:
-                began_s = time.perf_counter()
-                os.kill(worker.pid, signal.SIGCONT)
-        if finished and blocks_at_start is not None:
-            return Ingested(progress.goal - blocks_at_start, seconds, dynamo_seconds)
+
+    async def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            if time.monotonic() > deadline_s or worker.exit_code is not None:
+                told = f"the worker folded {progress.records} of {preloaded.records} records"
+                raise TimeoutError(f"{told}; exit code {worker.exit_code}; its log ends: {end_of(log)}")
+            await asyncio.sleep(_POLL_S)
+            progress.look()
+
+    def catch_up() -> float:
+        nonlocal applied
+        first, applied = applied, round(len(events) * progress.blocks / progress.goal)
+        return tree.apply(events[first:applied]) if tree is not None else 0.0
+
+    await until(lambda: progress.records > 0)
+    with _stopped(worker):
+        await progress.settle()
+        blocks_at_start = progress.blocks
+        catch_up()
+    while not progress.finished:
+        began_s = time.perf_counter()
+        end_s = began_s + _SLICE_S
+        await until(lambda: progress.finished or time.perf_counter() > end_s)  # noqa: B023  # called now
+        with _stopped(worker):
+            seconds += await progress.settle() - began_s
+            dynamo_seconds += catch_up()
+    progress.close()
+    if not seconds:
+        raise ValueError(f"{preloaded.records} records are too few: the first flush had them all")
+    return Ingested(progress.goal - blocks_at_start, seconds, dynamo_seconds if tree is not None else None)
+
+
+@contextmanager
+def _stopped(process: ChildProcess) -> Iterator[None]:
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
 
 
 class _Progress:
@@ -142,13 +163,37 @@ class _Progress:
 
     def __init__(self, redis_url: str, preloaded: Preloaded) -> None:
         self.goal = sum(before[-1] for before in preloaded.blocks_before)
+        self.records = 0
+        self.blocks = 0
         self._client = redis_client.Redis.from_url(redis_url)
-        self._key = f"{{{model_slug(MODEL)}.0}}c"
+        self._key = f"{{{model_slug(preloaded.model)}.0}}c"
         self._preloaded = preloaded
 
-    def read(self) -> tuple[int, int]:
-        """Return the records and the blocks that are in the index."""
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all records are in the index."""
+        return self.records == self._preloaded.records
+
+    def look(self) -> None:
+        """Read the cursors."""
         cursors: Any = self._client.hgetall(self._key)
         places = [(int(field.split(b" ")[1]), int(offset)) for field, offset in cursors.items()]
-        blocks = sum(self._preloaded.blocks_before[partition][offset] for partition, offset in places)
-        return sum(offset for _, offset in places), blocks
+        self.records = sum(offset for _, offset in places)
+        self.blocks = sum(self._preloaded.blocks_before[partition][offset] for partition, offset in places)
+
+    async def settle(self) -> float:
+        """Return once Redis has done what the stopped worker sent, and when that was (`time.perf_counter`)."""
+        settled_s = time.perf_counter()
+        quiet = 0
+        while quiet < _QUIET_POLLS:
+            before = self.records
+            self.look()
+            quiet += 1
+            if self.records != before:
+                settled_s, quiet = time.perf_counter(), 0
+            await asyncio.sleep(_POLL_S)
+        return settled_s

@@ -18,12 +18,11 @@ from index.redis_store import RedisStore
 from index.walks import pieces, runs_by_slot, stretches
 from ops.bench.clients import percentile
 from ops.bench.dynamo import Tree
-from ops.bench.traffic import MODEL, UNIT, chain, holder
-from ops.bench.workload import LENGTHS, Query, Workload, queries
+from ops.bench.traffic import UNIT, chain, holder
+from ops.bench.workload import LENGTHS, Query, Workload, prompts, queries
 from schemas.topics import model_slug
 
 _CONCURRENT = 32
-_WINDOW_S = 0.5
 _WINDOWS = 8
 _NOTHING = """#!lua name=kvatlas_bench
 redis.register_function{function_name = 'kvatlas_bench_nothing', callback = function() return '' end,
@@ -45,29 +44,50 @@ class Latencies(NamedTuple):
         """Return what this share of the part's calls stay below, in microseconds."""
         return percentile(self.samples[part], share) * 1e6
 
-    def ratio(self, share: float = 0.5) -> float:
+    def ratio(self, share: float = 0.5) -> float | None:
         """Return the same of our find as a multiple of Dynamo's."""
-        return self.us("find", share) / self.us("dynamo", share)
+        return self.us("find", share) / self.us("dynamo", share) if self.samples["dynamo"] else None
+
+
+class Use(NamedTuple):
+    """Lookups, and what they took."""
+
+    lookups: int
+    seconds: float
+    cpu_s: float  # of this process
+    server_cpu_s: float = 0.0  # of the Redis process
+
+    @property
+    def per_s(self) -> float:
+        """Lookups a second."""
+        return self.lookups / self.seconds
+
+    @property
+    def us(self) -> float:
+        """CPU of a lookup, wherever it was spent, in microseconds."""
+        return (self.cpu_s + self.server_cpu_s) / self.lookups * 1e6
+
+    @property
+    def server_us(self) -> float:
+        """CPU of a lookup in Redis, which all routers share."""
+        return self.server_cpu_s / self.lookups * 1e6
 
 
 class Load(NamedTuple):
-    """2048-block lookups under load, of which 32 are always on their way."""
+    """2048-block lookups under load: 32 of ours are always on their way, one of Dynamo's, which has no other form."""
 
-    per_s: float
-    server_us: float  # CPU of the Redis process, a lookup
-    client_us: float  # CPU of this one
-    dynamo_per_s: float  # one thread calling
-    dynamo_us: float  # CPU, its background thread included
+    ours: Use
+    dynamo: Use | None
 
     @property
-    def ratio(self) -> float:
-        """Lookups for a second of CPU, wherever it was spent, as a multiple of Dynamo's."""
-        return self.dynamo_us / (self.server_us + self.client_us)
+    def ratio(self) -> float | None:
+        """Lookups for a second of CPU, as a multiple of Dynamo's."""
+        return None if self.dynamo is None else self.dynamo.us / self.ours.us
 
     @property
-    def ratio_of_server(self) -> float:
-        """The same for the CPU of Redis alone, which all routers share."""
-        return self.dynamo_us / self.server_us
+    def ratio_of_server(self) -> float | None:
+        """The same for the CPU of Redis alone."""
+        return None if self.dynamo is None else self.dynamo.us / self.ours.server_us
 
 
 class Lookups(NamedTuple):
@@ -76,76 +96,88 @@ class Lookups(NamedTuple):
     latencies: list[Latencies]
     load: Load
     wrong: int
+    dynamo_wrong: int
     checked: int
 
 
-async def measure(redis_url: str, workload: Workload, hashes: NDArray[np.uint64], tree: Tree, count: int) -> Lookups:
+async def measure(
+    redis_url: str, workload: Workload, hashes: NDArray[np.uint64], tree: Tree | None, count: int, window_s: float
+) -> Lookups:
     """Return what lookups cost; each prompt is asked once with each way, in random order."""
     client = aioredis.Redis.from_url(redis_url)
     store = RedisStore([client])
-    link = Link(client)
-    await link.call("FUNCTION", "LOAD", "REPLACE", _NOTHING)
-    questions = [ask(row.holder, row.profile) for row in await store.holders(MODEL) if row.profile is not None]
+    parts = _Parts(workload.model, store, client, Link(client), tree)
     latencies: list[Latencies] = []
-    wrong = 0
+    wrong = dynamo_wrong = 0
     try:
+        await parts.link.call("FUNCTION", "LOAD", "REPLACE", _NOTHING)
+        rows = await store.holders(workload.model)
+        questions = [ask(row.holder, row.profile) for row in rows if row.profile is not None]
         for length in LENGTHS:
             asked = queries(workload, length, count, seed=1)
             chains = [chain(hashes, query.blocks) for query in asked]
-            others = [chain(hashes, query.blocks) for query in queries(workload, length, count, seed=3)]
-            latencies.append(Latencies(length, await _interleave(chains, others, store, client, link, tree)))
+            others = [chain(hashes, blocks) for blocks in prompts(workload, length, count, seed=3)]
+            latencies.append(Latencies(length, await parts.in_turn(chains, others)))
             for query, own in zip(asked, chains, strict=True):
-                wrong += not await _right(store, query, own.tobytes(), questions)
-        load = await _saturate(redis_url, store, tree, chains)
+                wrong += not await _right(store, workload.model, query, own.tobytes(), questions)
+                if tree is not None:
+                    scores = {replica: blocks for (replica, _), blocks in tree.find(own.tolist()).items()}
+                    dynamo_wrong += scores != {replica: n for replica, n in enumerate(query.reach.tolist()) if n}
+        load = await _saturate(redis_url, parts, workload, hashes, count, window_s)
     finally:
-        link.close()
+        parts.link.close()
         await store.close()
-    return Lookups(latencies, load, wrong, count * len(LENGTHS))
+    return Lookups(latencies, load, wrong, dynamo_wrong, count * len(LENGTHS))
 
 
-async def _interleave(
-    chains: Sequence[NDArray[np.uint64]],
-    others: Sequence[NDArray[np.uint64]],
-    store: RedisStore,
-    client: "aioredis.Redis",
-    link: Link,
-    tree: Tree,
-) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {part: [] for part in PARTS}
-    key = f"{{{model_slug(MODEL)}.0}}i"
-    order = [part for part in PARTS if part != "decode"]
-    execute: Any = client.execute_command
-    for own, other in zip(chains, others, strict=True):
-        packed, listed = own.tobytes(), own.tolist()
-        arguments = (1, key, *stretches(packed, 0, 0))
-        calls: dict[str, Callable[[], Awaitable[Any]]] = {
-            "ping": lambda: link.call("PING"),
-            "nothing": lambda: link.call("FCALL_RO", "kvatlas_bench_nothing", *arguments),  # noqa: B023  # called now
-            "function": lambda: link.call("FCALL_RO", "kvatlas_find", *arguments),  # noqa: B023
-            "redis_py": lambda: execute("FCALL_RO", "kvatlas_find", *arguments),  # noqa: B023
-            "find": lambda: store.find(MODEL, packed),  # noqa: B023
-        }
-        random.shuffle(order)
-        for part in order:
+class _Parts(NamedTuple):
+    """What a lookup is made of, and what it is compared with."""
+
+    model: str
+    store: RedisStore
+    client: "aioredis.Redis"
+    link: Link
+    tree: Tree | None
+
+    async def in_turn(
+        self, chains: Sequence[NDArray[np.uint64]], others: Sequence[NDArray[np.uint64]]
+    ) -> dict[str, list[float]]:
+        """Return how long each part took, call by call; `others`: chains that no find has decoded yet."""
+        link, tree = self.link, self.tree
+        samples: dict[str, list[float]] = {part: [] for part in PARTS}
+        key = f"{{{model_slug(self.model)}.0}}i"
+        order = [part for part in PARTS if part != "decode" and (part != "dynamo" or tree is not None)]
+        execute: Any = self.client.execute_command
+        for own, other in zip(chains, others, strict=True):
+            packed, listed = own.tobytes(), own.tolist()
+            arguments = (1, key, *stretches(packed, 0, 0))
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "ping": lambda: link.call("PING"),
+                "nothing": lambda: link.call("FCALL_RO", "kvatlas_bench_nothing", *arguments),  # noqa: B023  # called now
+                "function": lambda: link.call("FCALL_RO", "kvatlas_find", *arguments),  # noqa: B023
+                "redis_py": lambda: execute("FCALL_RO", "kvatlas_find", *arguments),  # noqa: B023
+                "find": lambda: self.store.find(self.model, packed),  # noqa: B023
+            }
+            random.shuffle(order)
+            for part in order:
+                began_s = time.perf_counter()
+                if part == "dynamo" and tree is not None:
+                    tree.find(listed)
+                else:
+                    await calls[part]()
+                samples[part].append(time.perf_counter() - began_s)
+            packed = other.tobytes()
+            reply = await link.call("FCALL_RO", "kvatlas_find", 1, key, *stretches(packed, 0, 0))
             began_s = time.perf_counter()
-            if part == "dynamo":
-                tree.find(listed)
-            else:
-                await calls[part]()
-            samples[part].append(time.perf_counter() - began_s)
-        # of a prompt that no find has decoded yet
-        packed = other.tobytes()
-        reply = await link.call("FCALL_RO", "kvatlas_find", 1, key, *stretches(packed, 0, 0))
-        began_s = time.perf_counter()
-        runs_by_slot(list(pieces(reply, packed, 0)))
-        samples["decode"].append(time.perf_counter() - began_s)
-    return samples
+            runs_by_slot(list(pieces(reply, packed, 0)))
+            samples["decode"].append(time.perf_counter() - began_s)
+        return samples
 
 
-async def _right(store: RedisStore, query: Query, packed: bytes, questions: Sequence[Question]) -> bool:
+async def _right(store: RedisStore, model: str, query: Query, packed: bytes, questions: Sequence[Question]) -> bool:
     """Return whether every replica's reach, by tier, is what the workload says."""
     # one token more than the blocks, for the last one is never reused
-    prompt = Prompt(MODEL, len(query.blocks) * UNIT + 1, hashes=packed, block_size=UNIT)
+    prompt = Prompt(model, len(query.blocks) * UNIT + 1, hashes=packed, block_size=UNIT)
     found = await reaches(store, prompt, questions)
     for replica, (blocks, gpu) in enumerate(zip(query.reach.tolist(), query.gpu.tolist(), strict=True)):
         reach = found.get(holder(replica), NOTHING)
@@ -155,37 +187,47 @@ async def _right(store: RedisStore, query: Query, packed: bytes, questions: Sequ
     return True
 
 
-async def _saturate(redis_url: str, store: RedisStore, tree: Tree, chains: Sequence[NDArray[np.uint64]]) -> Load:
-    packed = [own.tobytes() for own in chains]
-    listed = [own.tolist() for own in chains]
+async def _saturate(
+    redis_url: str, parts: _Parts, workload: Workload, hashes: NDArray[np.uint64], count: int, window_s: float
+) -> Load:
+    """Keep both busy in turn; every window has prompts of its own."""
     server = redis_client.Redis.from_url(redis_url)
-    ours = theirs = 0
-    ours_s = theirs_s = server_s = client_s = dynamo_s = 0.0
-
-    async def look(first: int, end_s: float) -> int:
-        done = 0
-        while time.perf_counter() < end_s:
-            await store.find(MODEL, packed[(first + done) % len(packed)])
-            done += 1
-        return done
-
+    ours: list[Use] = []
+    theirs: list[Use] = []
     for window in range(_WINDOWS):
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        number = window * 1000
-        while time.perf_counter() < began_s + _WINDOW_S:
-            tree.find(listed[number % len(listed)])
-            number += 1
-        theirs += number - window * 1000
-        theirs_s += time.perf_counter() - began_s
-        dynamo_s += time.process_time() - cpu_s
+        chains = [chain(hashes, blocks) for blocks in prompts(workload, LENGTHS[-1], count, seed=10 + window)]
+        if parts.tree is not None:
+            theirs.append(_busy(parts.tree, [own.tolist() for own in chains], window_s))
         before_s = _cpu_s(server)
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        ends_s = began_s + _WINDOW_S
-        ours += sum(await asyncio.gather(*(look(97 * task + window, ends_s) for task in range(_CONCURRENT))))
-        ours_s += time.perf_counter() - began_s
-        client_s += time.process_time() - cpu_s
-        server_s += _cpu_s(server) - before_s
-    return Load(ours / ours_s, server_s / ours * 1e6, client_s / ours * 1e6, theirs / theirs_s, dynamo_s / theirs * 1e6)
+        use = await _keep_busy(parts, [own.tobytes() for own in chains], window_s)
+        ours.append(use._replace(server_cpu_s=_cpu_s(server) - before_s))
+    server.close()
+    return Load(_sum(ours), _sum(theirs) if theirs else None)
+
+
+def _busy(tree: Tree, chains: Sequence[list[int]], window_s: float) -> Use:
+    began_s, cpu_s, done = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() < began_s + window_s:
+        tree.find(chains[done % len(chains)])
+        done += 1
+    return Use(done, time.perf_counter() - began_s, time.process_time() - cpu_s)
+
+
+async def _keep_busy(parts: _Parts, chains: Sequence[bytes], window_s: float) -> Use:
+    began_s, cpu_s, done = time.perf_counter(), time.process_time(), 0
+
+    async def look() -> None:
+        nonlocal done
+        while time.perf_counter() < began_s + window_s:
+            number, done = done, done + 1
+            await parts.store.find(parts.model, chains[number % len(chains)])
+
+    await asyncio.gather(*(look() for _ in range(_CONCURRENT)))
+    return Use(done, time.perf_counter() - began_s, time.process_time() - cpu_s)
+
+
+def _sum(uses: Sequence[Use]) -> Use:
+    return Use(*map(sum, zip(*uses, strict=True)))
 
 
 def _cpu_s(server: "redis_client.Redis") -> float:

@@ -13,15 +13,14 @@ from ops.bench.clients import HttpConnection, percentile, post, saturate
 from ops.bench.dynamo import Indexer
 from ops.bench.dynamo import query as indexer_query
 from ops.bench.ingest import end_of, start_part
-from ops.bench.traffic import MODEL, UNIT, holder, tokens_of
+from ops.bench.traffic import UNIT, holder, tokens_of
 from ops.bench.workload import Query, Workload
 from ops.embedded.processes import LOOPBACK, free_ports
 
 _READY_S = 60.0
 _STOP_S = 15.0
 _CONNECTIONS = 16
-_WINDOW_S = 1.5
-_WINDOWS = 3
+_WINDOWS = 9
 
 
 class Served(NamedTuple):
@@ -40,14 +39,20 @@ class Prices(NamedTuple):
 
 
 async def measure(
-    brokers: str, redis_url: str, workload: Workload, asked: Sequence[Query], indexer: Indexer | None, folder: Path
+    brokers: str,
+    redis_url: str,
+    workload: Workload,
+    asked: Sequence[Query],
+    indexer: Indexer | None,
+    folder: Path,
+    window_s: float,
 ) -> Prices:
     """Return how fast prompts are priced; every answer of ours is compared with the truth first."""
     (port,) = free_ports(1)
     # the relays that wrote the records are no more, so that their silence must be believed
     options = {"ROUTER_PORT": str(port), "STALE_AFTER_S": "1e9", "UNKNOWN_AFTER_S": "1e9"}
     log = folder / "router.log"
-    router = start_part("router", brokers, redis_url, log, options)
+    router = start_part("router", workload.model, brokers, redis_url, log, options)
 
     async def ready() -> bool:
         async with httpx.AsyncClient() as client:
@@ -60,7 +65,7 @@ async def measure(
         failure = await router.ready(ready, _READY_S)
         if failure is not None:
             raise RuntimeError(f"the router {failure}: {end_of(log)}")
-        requests = [post("/v1/price", _question(query)) for query in asked]
+        requests = [post("/v1/price", _question(workload.model, query)) for query in asked]
         wrong = 0
         async with HttpConnection(port) as connection:
             for query, request in zip(asked, requests, strict=True):
@@ -68,13 +73,13 @@ async def measure(
         servers = {port: requests}
         if indexer is not None:
             servers[indexer.port] = [indexer_query(query.blocks) for query in asked]
-        served = await _in_turn(servers)
+        served = await _in_turn(servers, window_s)
     finally:
         await router.stop(_STOP_S)
     return Prices(served[port], served[indexer.port] if indexer is not None else None, wrong)
 
 
-async def _in_turn(servers: dict[int, list[bytes]]) -> dict[int, Served]:
+async def _in_turn(servers: dict[int, list[bytes]], window_s: float) -> dict[int, Served]:
     samples: dict[int, list[float]] = {port: [] for port in servers}
     rates: dict[int, list[float]] = {port: [] for port in servers}
     connections = {port: HttpConnection(port) for port in servers}
@@ -89,13 +94,13 @@ async def _in_turn(servers: dict[int, list[bytes]]) -> dict[int, Served]:
         await connection.__aexit__(None, None, None)
     for _ in range(_WINDOWS):
         for port, requests in servers.items():
-            rates[port].append(await saturate(port, requests, _CONNECTIONS, _WINDOW_S))
+            rates[port].append(await saturate(port, requests, _CONNECTIONS, window_s))
     return {port: Served(percentile(samples[port], 0.5), percentile(rates[port], 0.5)) for port in servers}
 
 
-def _question(query: Query) -> bytes:
+def _question(model: str, query: Query) -> bytes:
     tokens = pybase64.b64encode_as_string(tokens_of(query.blocks).tobytes())
-    return msgspec.json.encode({"model": MODEL, "tokens_b64": tokens})
+    return msgspec.json.encode({"model": model, "tokens_b64": tokens})
 
 
 def _right(workload: Workload, query: Query, answer: tuple[int, bytes]) -> bool:

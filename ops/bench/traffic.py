@@ -15,7 +15,6 @@ from relays.records import Voice
 from schemas.events import Heartbeat, encode_record
 from schemas.profiles import Group, Holder, Profile, TierProfile
 
-MODEL = "bench"
 UNIT = 64
 """Tokens of a block."""
 
@@ -40,7 +39,7 @@ def tokens_of(blocks: Blocks) -> NDArray[np.uint32]:
 
 def block_hashes(workload: Workload) -> NDArray[np.uint64]:
     """Return our hash of every block of the workload."""
-    root = root_hash(Namespace(MODEL, UNIT))
+    root = root_hash(Namespace(workload.model, UNIT))
     hashes = np.zeros(workload.blocks, dtype=np.uint64)
     for conversation in workload.conversations:
         first = int(np.count_nonzero(hashes[conversation]))  # the beginning that it shares is known
@@ -70,7 +69,7 @@ def messages(workload: Workload, merged: int) -> Iterator[Message]:
     queues: list[list[Step]] = [[] for _ in range(workload.replicas)]
     for step in workload.steps:
         queues[step.replica].append(step)
-    relays = [_Relay(replica) for replica in range(workload.replicas)]
+    relays = [_Relay(workload.model, replica) for replica in range(workload.replicas)]
     for at in range(0, max(map(len, queues)), merged):
         for relay, queue in zip(relays, queues, strict=True):
             if at < len(queue):
@@ -82,10 +81,10 @@ def messages(workload: Workload, merged: int) -> Iterator[Message]:
 class _Relay:
     """One replica's mirror and voice."""
 
-    def __init__(self, replica: int) -> None:
+    def __init__(self, model: str, replica: int) -> None:
         own = holder(replica)
         self.key = own.name.encode()
-        self._mirror = Mirror(_profile(own.name))
+        self._mirror = Mirror(_profile(model, own.name))
         self._voice = Voice(own, 1)
         self._sequence = -1
 
@@ -120,9 +119,9 @@ def _engine_names(blocks: Blocks) -> list[int]:
     return names
 
 
-def _profile(name: str) -> Profile:
+def _profile(model: str, name: str) -> Profile:
     return Profile(
-        model=MODEL,
+        model=model,
         name=name,
         engine="sglang",
         version="0.5",

@@ -50,6 +50,7 @@ class Step(NamedTuple):
 class Workload(NamedTuple):
     """A tree of blocks, the replicas' holdings, and in the end who has what."""
 
+    model: str
     blocks: int
     replicas: int
     conversations: list[Blocks]
@@ -63,7 +64,7 @@ class Workload(NamedTuple):
         return int(np.count_nonzero(self.residency))
 
 
-def build(blocks: int, replicas: int, event_blocks: int, seed: int = 7) -> Workload:
+def build(blocks: int, replicas: int, event_blocks: int, *, model: str = "bench", seed: int = 7) -> Workload:
     """Return the workload of at least that many blocks."""
     rng = np.random.default_rng(seed)
     conversations, count = _grow_tree(blocks, rng)
@@ -78,7 +79,7 @@ def build(blocks: int, replicas: int, event_blocks: int, seed: int = 7) -> Workl
     steps = _interleave(
         [list(_steps_of(replica, holdings, conversations, residency, event_blocks)) for replica in range(replicas)]
     )
-    return Workload(count, replicas, conversations, holdings, residency, steps)
+    return Workload(model, count, replicas, conversations, holdings, residency, steps)
 
 
 def _grow_tree(blocks: int, rng: np.random.Generator) -> tuple[list[Blocks], int]:
@@ -200,11 +201,15 @@ class Query(NamedTuple):
 
 
 def queries(workload: Workload, length: int, count: int, seed: int) -> list[Query]:
-    """Return prompts: half of them known to the end, 30 % up to somewhere, 20 % share a system prompt at most."""
+    """Return prompts and how far they are held."""
+    return [Query(blocks, *reach(workload, blocks)) for blocks in prompts(workload, length, count, seed)]
+
+
+def prompts(workload: Workload, length: int, count: int, seed: int) -> Iterator[Blocks]:
+    """Yield prompts: half of them known to the end, 30 % up to somewhere, 20 % share a system prompt at most."""
     rng = np.random.default_rng([seed, length])
     long_enough = [blocks for blocks in workload.conversations if len(blocks) >= length]
     fresh = _FRESH
-    asked: list[Query] = []
     for _ in range(count):
         blocks = long_enough[int(rng.integers(len(long_enough)))][:length].copy()
         kind = rng.random()
@@ -212,8 +217,7 @@ def queries(workload: Workload, length: int, count: int, seed: int) -> list[Quer
             cut = int(rng.integers(1, length)) if kind < 0.8 else min(int(rng.integers(16, 257)), length - 1)
             blocks[cut:] = np.arange(fresh, fresh + length - cut)
             fresh += length
-        asked.append(Query(blocks, *reach(workload, blocks)))
-    return asked
+        yield blocks
 
 
 def reach(workload: Workload, blocks: Blocks) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
