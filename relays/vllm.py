@@ -149,7 +149,7 @@ def _stored(event: BlockStored, source: Source) -> Stored:
     group = _group(event.group_idx, source)
     tier = source.tier(event.medium)
     if not event.token_ids:
-        return Stored(hashes=hashes, tier=tier, group=group)
+        return Stored(hashes=hashes, tier=tier, group=group, names_chunks=True)
     check_tokens(event.token_ids, event.block_size, len(hashes), _MAX_TOKEN, masked=True)
     if tier != "gpu" and event.extra_keys is None:
         # connectors leave salt and media out (engines/vllm-events.md 4.6), so only device events place a block

@@ -11,7 +11,7 @@ from ops.check.report import Finding, is_fit, lines_of
 from ops.check.rules import Seen, check
 from ops.replay.capture import Capture, load_capture
 from ops.replay.pipeline import InProcess
-from ops.replay.recordings import rank_of, refused, replay, settings_of
+from ops.replay.recordings import refused, replay, settings_of
 from relays.dialects import profile_for
 from schemas.errors import ConfigError
 
@@ -46,17 +46,17 @@ async def findings_of(capture: Capture) -> list[Finding]:
         except ConfigError as error:
             return [Finding("version", "unfit", str(error))]
     profile = profile_for(capture.engine, "checked", "checked", capture.version, settings_of(capture))
-    pipeline = InProcess(profile, rank_of(capture))
+    pipeline = InProcess(profile, capture.rank)
     observed = Observed()
-    own = f"pub{rank_of(capture)}"
+    own = f"pub{capture.rank}"
     for frame in capture.published:
-        if frame.source in ("pub", own) and len(frame.parts) == 3:
-            sequence = int.from_bytes(frame.parts[1], "big")
-            observed.take(sequence, frame.parts[2])
-            await pipeline.take(sequence, frame.parts[2])
+        if frame.source in ("pub", own) and frame.message is not None:
+            observed.take(*frame.message)
+            await pipeline.take(*frame.message)
     seen = Seen(capture.engine, capture.version, wire_of(capture.engine, capture.version), observed, pipeline.engine)
     # a REQ socket's answers lack the empty first part
-    replayed = [frame for frame in capture.frames if frame.source.startswith("replay") and not frame.parts[0]]
+    answers = [frame for frame in capture.frames if frame.source.startswith("replay") and frame.parts]
+    replayed = [frame for frame in answers if not frame.parts[0]]
     if replayed:
         ends = [frame for frame in replayed if not frame.parts[-1]]
         seen.replay_ended = bool(ends)

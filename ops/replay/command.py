@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ops.replay.capture import MODEL, Capture, load_capture
+from ops.replay.ranks import parts_of
 from ops.replay.recordings import refused, replay
 from ops.replay.score import Score, total
 from ops.replay.stack import ThroughStack
@@ -18,11 +19,15 @@ _COLUMNS = ("compared", "exact", "over_tokens", "under_tokens", "coverage", "ove
 
 
 async def replay_all(folders: Sequence[Path], *, stack: bool, as_json: bool, settings: Settings) -> int:
-    """Print each recording's result; return 0 where every compared request and table was equal."""
-    captures = [load_capture(folder) for folder in folders if folder.is_dir()]
-    if not captures:
+    """Print each recording's result; return 0 where all could be read and every compared request and table was equal.
+
+    A recording that cannot be used is named with the reason, and the others go on.
+    """
+    given = [folder for folder in folders if not folder.is_file()]
+    if not given:
         raise ConfigError("no recording among the arguments")
     scores: list[Score] = []
+    unusable = 0
     if not as_json:
         _print(_row("recording", [*_COLUMNS, "excluded"]))
     async with AsyncExitStack() as exits:
@@ -31,20 +36,28 @@ async def replay_all(folders: Sequence[Path], *, stack: bool, as_json: bool, set
             brokers, redis_url = given_services(settings)
             parts = await exits.enter_async_context(Stack([MODEL], brokers=brokers, redis_url=redis_url))
             running = parts, await exits.enter_async_context(RouterClient(parts.router_url))
-        for capture in captures:
-            score = await _replay(capture, running)
+        for folder in given:
+            try:
+                score = await _replay(load_capture(folder), running)
+            except ConfigError as error:
+                unusable += 1
+                _show_error(folder, error, as_json)
+                continue
             scores.append(score)
             _show(score, as_json)
     if not as_json:
         _show(total(scores), as_json)
-    return 0 if all(_equal(score) for score in scores) else 1
+    return 0 if not unusable and all(_equal(score) for score in scores) else 1
 
 
 async def _replay(capture: Capture, running: tuple[Stack, RouterClient] | None) -> Score:
     if running is None or refused(capture) is not None:
         return await replay(capture)
-    async with ThroughStack(capture, *running) as way:
-        return await replay(capture, way)
+    scores: list[Score] = []
+    for part in parts_of(capture):
+        async with ThroughStack(part, *running) as way:
+            scores.append(await replay(part, way))
+    return scores[0] if len(scores) == 1 else total(scores, capture.name)
 
 
 def _equal(score: Score) -> bool:
@@ -56,6 +69,13 @@ def _equal(score: Score) -> bool:
         score.states,
         score.host_states,
     )
+
+
+def _show_error(folder: Path, error: ConfigError, as_json: bool) -> None:
+    if as_json:
+        _print(msgspec.json.encode({"capture": folder.name, "error": str(error)}).decode())
+    else:
+        _print(f"{folder.name:<34} unusable: {error}")
 
 
 def _show(score: Score, as_json: bool) -> None:

@@ -1,20 +1,16 @@
 """What differs between the engines' recordings: who reads their truth, and how their operators would set them up."""
 
-from ops.replay import sglang, vllm, vllm_truth
+from ops.replay import sglang, vllm_meta, vllm_truth
 from ops.replay.capture import Capture
 from ops.replay.pipeline import Pipeline
-from ops.replay.score import Score
+from ops.replay.ranks import parts_of
+from ops.replay.score import Score, total
 from relays.dialects import EngineSettings
 
 
 def settings_of(capture: Capture) -> EngineSettings:
     """Return what an operator of the recorded engine would have set."""
-    return vllm.settings_of(capture) if capture.engine == "vllm" else sglang.settings_of(capture)
-
-
-def rank_of(capture: Capture) -> int:
-    """Return the data-parallel rank that was recorded."""
-    return int(capture.meta.get("publisher_rank") or 0)
+    return vllm_meta.settings_of(capture) if capture.engine == "vllm" else sglang.settings_of(capture)
 
 
 def refused(capture: Capture) -> Score | None:
@@ -23,7 +19,12 @@ def refused(capture: Capture) -> Score | None:
 
 
 async def replay(capture: Capture, stack: Pipeline | None = None) -> Score:
-    """Return how the predictions of one recording compare."""
-    if capture.engine == "vllm":
-        return await vllm_truth.replay_vllm(capture, stack)
-    return await sglang.replay_sglang(capture, stack)
+    """Return how the predictions of one recording compare, those of several ranks together.
+
+    Raises:
+        ConfigError: the recording lacks what its kind has.
+    """
+    if capture.engine != "vllm":
+        return await sglang.replay_sglang(capture, stack)
+    scores = [await vllm_truth.replay_vllm(part, stack) for part in parts_of(capture)]
+    return scores[0] if len(scores) == 1 else total(scores, capture.name)

@@ -70,9 +70,9 @@ def _tokens(by_tier: Mapping[str, int]) -> str:
     return ", ".join(f"{tokens} {tier}".strip() for tier, tokens in by_tier.items())
 
 
-def total(scores: Iterable[Score]) -> Score:
+def total(scores: Iterable[Score], name: str = "total") -> Score:
     """Return the scores' sum, as one row."""
-    summed = Score(capture="total")
+    summed = Score(capture=name)
     excluded: Counter[str] = Counter()
     for score in scores:
         for name in ("compared", "exact", "over_tokens", "under_tokens", "predicted_tokens", "delivered_tokens"):
@@ -80,6 +80,7 @@ def total(scores: Iterable[Score]) -> Score:
         for name in ("states", "states_equal", "host_states", "host_states_equal", "marked"):
             setattr(summed, name, getattr(summed, name) + getattr(score, name))
         excluded.update(score.excluded)
+        summed.misses += score.misses
     summed.excluded = dict(excluded)
     if summed.delivered_tokens:
         summed.coverage = 1 - summed.under_tokens / summed.delivered_tokens

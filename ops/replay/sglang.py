@@ -19,9 +19,14 @@ _MEDIA: dict[str, Tier] = {"GPU": "gpu", "CPU_PINNED": "host"}
 def settings_of(capture: Capture) -> EngineSettings:
     """Return what an operator of this engine would have set."""
     meta = capture.meta
-    unreported = [kind for kind, key in (("window", "sliding_window"), ("state", "mamba_slots")) if key in meta]
+    cache = str(meta.get("cache_class"))
+    unreported = [
+        kind
+        for kind, key, name in (("window", "sliding_window", "SWA"), ("state", "mamba_slots", "Mamba"))
+        if key in meta or (name in cache and not cache.startswith("Pure"))
+    ]
     return EngineSettings(
-        block_size=meta["page_size"],
+        block_size=meta.get("page_size") or 0,
         drafting="eagle" if meta.get("is_eagle") else "none",
         hicache="hicache_write_policy" in meta,
         unreported=tuple(unreported),  # type: ignore[arg-type]  # the two literals above
@@ -38,7 +43,7 @@ def refused(capture: Capture) -> Score | None:
     try:
         profile_of(capture)
     except ConfigError:
-        asked = sum(entry["op"] in ("request", "probe") for entry in capture.log)
+        asked = sum(entry.get("op") in ("request", "probe") for entry in capture.log)
         return Score(capture=capture.name, excluded={"refused_version": asked})
     return None
 
@@ -48,17 +53,31 @@ async def replay_sglang(capture: Capture, stack: Pipeline | None = None) -> Scor
 
     Args:
         stack: answers the predictions; the tables are compared in process in any case.
+
+    Raises:
+        ConfigError: an entry of the log lacks what its kind has.
     """
-    score = Score(capture=capture.name)
-    return refused(capture) or await _Comparison(capture, profile_of(capture), score, stack).run()
+    return refused(capture) or await _Comparison(capture, stack).run()
+
+
+def _check(capture: Capture) -> None:
+    """Raise ConfigError, naming the entry, where the log lacks what the comparison needs."""
+    for number, entry in enumerate(capture.log, start=1):
+        asked = {"name", "tokens", "match"} if entry.get("op") in ("request", "probe") else set()
+        missing = {"op", "after_frame", *asked} - entry.keys()
+        if missing:
+            raise ConfigError(f"{capture.name}: log entry {number}: without {', '.join(sorted(missing))}")
 
 
 class _Comparison:
-    def __init__(self, capture: Capture, profile: Profile, score: Score, stack: Pipeline | None) -> None:
+    def __init__(self, capture: Capture, stack: Pipeline | None) -> None:
+        _check(capture)
         self._capture = capture
-        self._profile = profile
-        self._score = score
-        self._here = InProcess(profile, capture.meta.get("publisher_rank", 0))
+        self._profile = profile_of(capture)
+        # which tier a page is in is not known: device and host are compared together
+        self._tiers_known = "tier_uncertain" not in self._profile.marks
+        self._score = Score(capture=capture.name)
+        self._here = InProcess(self._profile, capture.rank)
         self._stack = stack
         self._answering: Pipeline = stack or self._here
         self._hidden: list[Mapping[str, Any]] = []  # entries so far whose namespace no event tells
@@ -82,10 +101,11 @@ class _Comparison:
         """Take the frames recorded before `until`; return the others."""
         for frame in frames:
             if frame.number < until:
-                sequence = int.from_bytes(frame.parts[1], "big")
-                await self._here.take(sequence, frame.parts[2])
+                if frame.message is None:
+                    continue  # no subscriber can read it either
+                await self._here.take(*frame.message)
                 if self._stack is not None:
-                    await self._stack.take(sequence, frame.parts[2])
+                    await self._stack.take(*frame.message)
         return [frame for frame in frames if frame.number >= until]
 
     async def _ask(self, entry: Mapping[str, Any]) -> None:
@@ -95,8 +115,12 @@ class _Comparison:
             self._score.exclude("namespace_not_in_events")
         else:
             reach = await self._answering.predict(prompt, whole_prompt=True)
-            delivered = {tier: entry["match"][key] for key, tier in (("device", "gpu"), ("host", "host"))}
-            self._score.compare_tiers(f"{entry['op']} {entry['name']}", _told(reach.by_tier), delivered)
+            delivered = {tier: entry["match"].get(key, 0) for key, tier in (("device", "gpu"), ("host", "host"))}
+            what, predicted = f"{entry['op']} {entry['name']}", _told(reach.by_tier)
+            if self._tiers_known:
+                self._score.compare_tiers(what, predicted, delivered)
+            else:
+                self._score.compare(what, sum(predicted.values()), sum(delivered.values()))
             self._score.marked += reach.upper_bound
         if not known:
             self._hidden.append(entry)
@@ -126,12 +150,17 @@ class _Comparison:
         )
 
     def _compare_tables(self, entry: Mapping[str, Any]) -> None:
-        for medium, tier in _MEDIA.items():
-            if medium not in entry and tier == "host":
-                continue
-            truth = {normalize_hash(value, 64) for value in entry.get(medium) or ()}
-            found = {name for _, name in self._here.engine.mirror.engine_table(tier)}
-            self._score.compare_state(f"cache {entry.get('label', '')}", truth == found, host=tier == "host")
+        what = f"cache {entry.get('label', '')}"
+        truth = {
+            tier: {normalize_hash(value, 64) for value in entry.get(medium) or ()} for medium, tier in _MEDIA.items()
+        }
+        found = {tier: {name for _, name in self._here.engine.mirror.engine_table(tier)} for tier in _MEDIA.values()}
+        if not self._tiers_known:
+            self._score.compare_state(what, truth["gpu"] | truth["host"] == found["gpu"] | found["host"])
+            return
+        self._score.compare_state(what, truth["gpu"] == found["gpu"])
+        if "CPU_PINNED" in entry:
+            self._score.compare_state(what, truth["host"] == found["host"], host=True)
 
 
 def _told(by_tier: Mapping[Tier, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from index.lookup import Prompt
 from index.match import Reach
 from ops.embedded.processes import LOOPBACK, free_ports
 from ops.replay.capture import MODEL, Capture
-from ops.replay.recordings import rank_of, settings_of
+from ops.replay.recordings import settings_of
 from ops.stack import RouterClient, Stack
 from relays.sockets import END_MARK
 
@@ -101,7 +101,7 @@ class ThroughStack:
     async def predict(self, prompt: Prompt, *, whole_prompt: bool = False) -> Reach:
         """Return the router's answer, once all that was published is in the index."""
         if self._applied < self._last:
-            await self._client.wait_applied(MODEL, f"{self._capture.name}/{rank_of(self._capture)}", self._last)
+            await self._client.wait_applied(MODEL, f"{self._capture.name}/{self._capture.rank}", self._last)
             self._applied = self._last
         body = _body(prompt, self._capture.name)
         if whole_prompt:
@@ -117,7 +117,7 @@ class ThroughStack:
         facts = {name: value for name, value in settings.items() if value != defaults[name]}
         arguments = ["--model", MODEL, "--replica", self._capture.name, "--engine", self._capture.engine]
         arguments += ["--engine-version", self._capture.version]
-        arguments += ["--rank", str(rank_of(self._capture))]
+        arguments += ["--rank", str(self._capture.rank)]
         arguments += ["--events", self._player.events, "--replay", self._player.replay, "--topic", _TOPIC.decode()]
         for name, value in facts.items():
             arguments += ["--set", f"{name}={json.dumps(value)}"]

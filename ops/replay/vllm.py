@@ -1,7 +1,6 @@
-"""vLLM recordings: their profile, their truth step by step, and what no observer could have known."""
+"""vLLM recordings: their profile, and their truth step by step."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,17 +8,11 @@ import msgspec
 
 from index.hashing import Media
 from ops.replay.capture import MODEL, Capture, Frame
-from relays.dialects import Connector, EngineSettings, vllm_profile
+from ops.replay.vllm_meta import settings_of
+from relays.dialects import vllm_profile
 from relays.engine_events import EngineHash
-from schemas.profiles import Group, GroupKind, Profile
-
-_SPECS: dict[str, GroupKind] = {
-    "FullAttentionSpec": "full",
-    "MLAAttentionSpec": "full",
-    "SlidingWindowSpec": "window",
-    "SlidingWindowMLASpec": "window",
-    "MambaSpec": "state",
-}
+from schemas.errors import ConfigError
+from schemas.profiles import Profile
 
 
 class Request(msgspec.Struct):
@@ -32,6 +25,7 @@ class Request(msgspec.Struct):
     salt: str | None = None
     adapter: str | None = None
     media: tuple[Media, ...] = ()
+    unknowable: str | None = None  # why what it met cannot be told from the recording
 
     @property
     def namespace(self) -> tuple[object, ...]:
@@ -50,40 +44,22 @@ class Step(msgspec.Struct):
 
 
 def steps_of(capture: Capture) -> list[Step]:
-    """Return the recording's steps in order."""
-    steps: dict[int, Step] = {}
+    """Return the recording's steps in order.
 
-    def step(number: int) -> Step:
-        return steps.setdefault(number, Step(number))
-
-    requests: dict[str, Request] = {}
-    submits: dict[str, dict[str, Any]] = {}
-    media: dict[str, dict[str, Any]] = {}
-    resets: list[dict[str, Any]] = []
-    for entry in capture.log:
-        match entry["ev"]:
-            case "submit":
-                submits[entry["rid"]] = entry
-            case "mm":
-                media[entry["rid"]] = entry
-            case "reset_prefix_cache" if entry.get("returned"):
-                resets.append(entry.get("kw") or {})
-            case "scheduled":
-                rid = entry["rid"]
-                requests.pop(rid, None)  # the last decision counts, in its own order
-                requests[rid] = _request(entry, submits.get(rid, {}), media.get(rid))
-                if resets:
-                    step(entry["step"]).resets += resets
-                    resets = []
-            case "step":
-                step(entry["n"]).truth = entry
-                if resets:
-                    step(entry["n"]).resets += resets
-                    resets = []
-    for request in requests.values():
-        step(request.step).requests.append(request)
+    Raises:
+        ConfigError: an entry of the log lacks what its kind has; the message names the entry.
+    """
+    log = _Log()
+    for number, entry in enumerate(capture.log, start=1):
+        try:
+            log.read(entry)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{capture.name}: log entry {number}: {error!r}") from error
+    steps = log.steps
+    for request in log.requests.values():
+        log.step(request.step).requests.append(request)
     for frame in capture.published:
-        step(frame.step).frames.append(frame)
+        log.step(frame.step).frames.append(frame)
     return [steps[number] for number in sorted(steps)]
 
 
@@ -92,32 +68,46 @@ def profile_of(capture: Capture) -> Profile:
     return vllm_profile(MODEL, capture.name, capture.version, settings_of(capture))
 
 
-def settings_of(capture: Capture) -> EngineSettings:
-    """Return what an operator of this engine would have set."""
-    meta = capture.meta
-    arguments = meta.get("engine_args", {})
-    connector, chunks, per_chunk = _host_tier(meta)
-    modes = [(entry.get("extra_args") or {}).get("kv_cache_report_mode") for entry in capture.log]
-    return EngineSettings(
-        block_size=meta.get("block_size") or 0,
-        groups=_groups(meta),
-        prefix_match_unit=meta.get("cache_config.prefix_match_unit") or 0,
-        drafting="eagle" if _drafts(arguments) else "none",
-        connector=connector,
-        host_chunks=chunks,
-        blocks_per_chunk=per_chunk,
-        hash_algorithm=meta.get("hash_algo") or "sha256",
-        hash_seed=meta.get("env", {}).get("PYTHONHASHSEED"),
-        hash_bits=256 if meta.get("env", {}).get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES") == "0" else 64,
-        report_mode_full="full" in modes,
-        adapters=_adapters(capture),
-    )
-
-
 def table_digest(table: Iterable[tuple[int, EngineHash]]) -> str:
     """Return the digest that the recordings log of an engine's table: distinct (group, hash) pairs."""
     lines = sorted(f"{group}:{name if isinstance(name, int) else name.hex()}" for group, name in set(table))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+class _Log:
+    """What the entries so far say; kinds that are not known are passed over."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Step] = {}
+        self.requests: dict[str, Request] = {}
+        self._submits: dict[str, dict[str, Any]] = {}
+        self._media: dict[str, dict[str, Any]] = {}
+        self._resets: list[dict[str, Any]] = []
+
+    def step(self, number: int) -> Step:
+        return self.steps.setdefault(number, Step(number))
+
+    def read(self, entry: dict[str, Any]) -> None:
+        match entry.get("ev"):
+            case "submit":
+                self._submits[entry["rid"]] = entry
+            case "mm":
+                self._media[entry["rid"]] = entry
+            case "reset_prefix_cache" if entry.get("returned"):
+                self._resets.append(entry.get("kw") or {})
+            case "scheduled":
+                rid = entry["rid"]
+                self.requests.pop(rid, None)  # the last decision counts, in its own order
+                self.requests[rid] = _request(entry, self._submits.get(rid, {}), self._media.get(rid))
+                self._take_resets(entry["step"])
+            case "step":
+                self.step(entry["n"]).truth = entry
+                self._take_resets(entry["n"])
+
+    def _take_resets(self, step: int) -> None:
+        if self._resets:
+            self.step(step).resets += self._resets
+            self._resets = []
 
 
 def _request(scheduled: dict[str, Any], submit: dict[str, Any], media: dict[str, Any] | None) -> Request:
@@ -135,50 +125,5 @@ def _request(scheduled: dict[str, Any], submit: dict[str, Any], media: dict[str,
         salt=submit.get("cache_salt"),
         adapter=adapter.get("name"),
         media=spans,
+        unknowable=scheduled.get("unknowable"),
     )
-
-
-def _groups(meta: dict[str, Any]) -> tuple[Group, ...]:
-    groups: list[Group] = []
-    for index, group in enumerate(meta.get("kv_cache_groups", [])):
-        kind = _SPECS.get(group["spec"], "full")
-        groups.append(Group(index, kind, group["block_size"], group["sliding_window"] if kind == "window" else None))
-    return tuple(groups)
-
-
-def _host_tier(meta: dict[str, Any]) -> tuple[Connector, int | None, int]:
-    """Return the connector, the host tier's capacity in chunks and the blocks of a chunk."""
-    text = str(meta.get("engine_args", {}).get("kv_transfer_config") or "")
-    if not text:
-        return "none", None, 1
-    connector: Connector = "simple_cpu" if "SimpleCPUOffloadConnector" in text else "offloading"
-    found = re.search(r"'blocks_per_chunk': (\d+)", text)
-    per_chunk = int(found.group(1)) if found else 1
-    size = re.search(r"'cpu_bytes_to_use': (\d+)", text)
-    block_bytes = _block_bytes(meta)
-    chunks = int(size.group(1)) // (block_bytes * per_chunk) if size and block_bytes else None
-    return connector, chunks, per_chunk
-
-
-def _block_bytes(meta: dict[str, Any]) -> int:
-    """Return the bytes of one block over all layers (keys and values of fp32 attention)."""
-    model = meta.get("model_config", {})
-    try:
-        per_token = 2 * model["num_key_value_heads"] * model["head_dim"] * 4 * model["num_hidden_layers"]
-    except KeyError:
-        return 0
-    return int(per_token * meta["block_size"])
-
-
-def _drafts(arguments: dict[str, Any]) -> bool:
-    method = (arguments.get("speculative_config") or {}).get("method", "")
-    return "eagle" in method or "mtp" in method
-
-
-def _adapters(capture: Capture) -> dict[str, str]:
-    adapters = {str(key): name for key, name in (capture.meta.get("adapters") or {}).items()}
-    for entry in capture.log:
-        adapter = entry.get("lora")
-        if adapter:
-            adapters.setdefault(str(adapter["id"]), adapter["name"])
-    return adapters

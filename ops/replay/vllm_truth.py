@@ -1,6 +1,7 @@
 """Compare a vLLM recording, step by step: each prediction before the step, each table after it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from index.hashing import pack_tokens, unpack_hashes
 from index.lookup import Prompt, chain_of
@@ -8,9 +9,10 @@ from ops.replay.capture import Capture, Frame
 from ops.replay.pipeline import InProcess, Pipeline
 from ops.replay.score import Score
 from ops.replay.vllm import Request, Step, profile_of, steps_of, table_digest
+from relays.dialects import parse_version, places_media
 from relays.engine_events import Cleared, Removed, Stored
 from schemas.errors import ConfigError, FrameError
-from schemas.profiles import Profile, Tier
+from schemas.profiles import Tier
 
 
 def refused(capture: Capture) -> Score | None:
@@ -29,18 +31,16 @@ async def replay_vllm(capture: Capture, stack: Pipeline | None = None) -> Score:
     Args:
         stack: answers the predictions; the tables are compared in process in any case.
     """
-    score = Score(capture=capture.name)
-    if any(frame.source != "pub" for frame in capture.published):
-        return score  # several ranks: their steps have no truth in the log
-    return refused(capture) or await _Comparison(profile_of(capture), score, stack).run(steps_of(capture))
+    return refused(capture) or await _Comparison(capture, stack).run(steps_of(capture))
 
 
 class _Comparison:
-    def __init__(self, profile: Profile, score: Score, stack: Pipeline | None) -> None:
+    def __init__(self, capture: Capture, stack: Pipeline | None) -> None:
+        profile = profile_of(capture)
         self._profile = profile
-        self._score = score
-        self._here = InProcess(profile)
-        self._told = InProcess(profile)  # the same, but told of every clear when it happened
+        self._score = Score(capture=capture.name)
+        self._here = InProcess(profile, capture.rank)
+        self._told = InProcess(profile, capture.rank)  # the same, but told of every clear when it happened
         self._answering: Pipeline = stack or self._here
         self._stack = stack
         self._silent_clear = False  # the host was cleared without an event, and nothing proves it yet
@@ -60,20 +60,24 @@ class _Comparison:
         return self._score
 
     def _reset(self, arguments: dict[str, object]) -> None:
-        """Tell the second mirror what the engine just did and has not announced."""
-        tiers: tuple[Tier, ...] = ("gpu", "host") if arguments.get("reset_connector") else ("gpu",)
+        """Tell the second mirror what the engine just did and has not announced.
+
+        Up to 0.21 OffloadingConnector has no `reset_cache` and keeps its blocks (v1/offloading_connector.py).
+        """
+        reaches_host = bool(arguments.get("reset_connector")) and parse_version(self._profile.version) >= (0, 22)
+        tiers: tuple[Tier, ...] = ("gpu", "host") if reaches_host else ("gpu",)
         self._told.engine.mirror.apply([Cleared(tier=tier) for tier in tiers])
-        host = self._here.engine.mirror.profile.tier("host")
-        if "host" in tiers and host.capacity is not None and self._profile.clear_scope == "device":
+        if reaches_host and self._profile.clear_scope == "device":
             self._silent_clear = True
 
     async def _take(self, frame: Frame) -> None:
-        sequence = int.from_bytes(frame.parts[1], "big")
+        if frame.message is None:
+            return  # no subscriber can read it either
         proofs = self._here.engine.mirror.counts["silent_clear_proved"]
-        await self._here.take(sequence, frame.parts[2])
-        await self._told.take(sequence, frame.parts[2])
+        await self._here.take(*frame.message)
+        await self._told.take(*frame.message)
         if self._stack is not None:
-            await self._stack.take(sequence, frame.parts[2])
+            await self._stack.take(*frame.message)
         if self._here.engine.mirror.counts["silent_clear_proved"] > proofs:
             self._silent_clear = False
 
@@ -85,6 +89,8 @@ class _Comparison:
 
     async def _compare(self, step: Step, request: Request, earlier: Sequence[Request]) -> str | None:
         """Compare one request, or return why nobody could have known."""
+        if request.unknowable is not None:
+            return request.unknowable
         if request.tokens is None:
             return "prompt_not_in_log"
         prompt = _prompt(request, self._profile.model)
@@ -108,12 +114,14 @@ class _Comparison:
     def _namespace_hidden(self, step: Step, request: Request, chain: Sequence[int]) -> bool:
         """Return whether the request's namespace is one that this version's events do not tell.
 
-        A salt up to 0.16; an adapter's path where two engine hashes claim one of the prompt's blocks, or where this
-        very step announces another hash for one.
+        A salt up to 0.16; a picture, or where in a block it begins, up to 0.18; an adapter's path where two engine
+        hashes claim one of the prompt's blocks, or where this very step announces another hash for one.
         """
         mirror = self._here.engine.mirror
         hidden = self._profile.hidden_namespaces
         if request.salt is not None and "salt" in hidden:
+            return True
+        if request.media and not places_media(self._profile.version):
             return True
         if mirror.is_ambiguous(chain):
             return True
@@ -154,10 +162,10 @@ class _Comparison:
     def _events(self, step: Step) -> list[object]:
         events: list[object] = []
         for frame in step.frames:
-            try:
-                events += self._here.engine.decode(int.from_bytes(frame.parts[1], "big"), frame.parts[2]).events
-            except FrameError:
+            if frame.message is None:
                 continue
+            with suppress(FrameError):
+                events += self._here.engine.decode(*frame.message).events
         return events
 
     def _compare_tables(self, step: Step) -> None:

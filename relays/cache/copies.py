@@ -33,9 +33,21 @@ class Copies:
         return any(self._held.values())
 
     def counted(self, event: Stored | Removed) -> tuple[EngineHash, ...]:
-        """Return the hashes that stand for whole retrieval units: the last of each chunk (DESIGN 4.12)."""
+        """Return the hashes that stand for whole retrieval units: the last of each chunk (DESIGN 4.12).
+
+        A removal may name a chunk's blocks or the chunk alone (vLLM offloading/events.py _take_removed_event); only the
+        names of chunks were counted.
+        """
         chunk = self._learnt.profile.tier(event.tier).chunk
-        return event.hashes if chunk == 1 or event.names_chunks else event.hashes[chunk - 1 :: chunk]
+        if chunk == 1 or event.names_chunks:
+            return event.hashes
+        last = event.hashes[chunk - 1 :: chunk]
+        if isinstance(event, Stored):
+            return last
+        position = self._learnt.position(event.group)
+        place = place_of(position if position is not None else -1, event.tier)
+        entries = self._table.entries
+        return tuple(name for name in event.hashes if name in entries and place in entries[name].copies) or last
 
     def add(self, names: Iterable[EngineHash], place: Place) -> None:
         """Count one more copy of each block."""

@@ -145,7 +145,7 @@ def _sglang_event(name: str, event: Fields, number: Version) -> object:
         return {"type": name} | {key: event.get(key) for key in known if (key in always) or event.get(key) is not None}
     values = [event.get(key) for key in known if key != "cache_salt"]
     if number < (0, 5, 17):
-        while values and values[-1] is None:
+        while len(values) > 5 - 4 * (name != "BlockStored") and values[-1] is None:
             values.pop()
     elif number >= (0, 5, 18) and event.get("cache_salt") is not None and event.get("parent_block_hash") is None:
         values.append({"cache_salt": event["cache_salt"]})

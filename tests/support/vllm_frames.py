@@ -75,6 +75,7 @@ class Case:
 WHOLE_HASHES = Source(hash_bits=256)
 ONE_GROUP = Source(multiple_groups=False)
 NAMES = Source(adapters={"7": "alpha"})
+BARE_PICTURES = Source(media_places=False)
 FULL_SPEC: Mapping[str, object] = {"kv_cache_spec_kind": "full_attention"}
 
 CASES = [
@@ -86,9 +87,34 @@ CASES = [
         [expected(parent=10, adapter="alpha")],
     ),
     Case(
-        "0.18 array with extra_keys",
+        "0.17 array with extra_keys",
         batch(array_stored([11], None, [1, 2, 3, 4], 4, None, "GPU", None, [["salt"]])),
         [expected(salt="salt")],
+    ),
+    Case(
+        "0.17 array with a bare picture behind a salted block",
+        batch(
+            array_stored(
+                [11, 12], None, [1, 2, 3, 4, 9, 9, 9, 9], 4, 7, "GPU", "alpha", [["alpha", "salt"], ["alpha", "img"]]
+            )
+        ),
+        [
+            expected(adapter="alpha", salt="salt"),
+            Stored(hashes=(12,), block_size=4, namespace_known=False),
+        ],
+        BARE_PICTURES,
+    ),
+    Case(
+        "0.17 array with picture and salt in a prompt's first block",
+        batch(array_stored([11], None, [1, 9, 9, 9], 4, None, "GPU", None, [["img", "salt"]])),
+        [Stored(hashes=(11,), block_size=4, namespace_known=False)],
+        BARE_PICTURES,
+    ),
+    Case(
+        "0.17 array with a salt alone",
+        batch(array_stored([11], None, [1, 2, 3, 4], 4, None, "GPU", None, [["salt"]])),
+        [expected(salt="salt")],
+        BARE_PICTURES,
     ),
     Case(
         "0.20 array with group_idx",
@@ -161,7 +187,7 @@ CASES = [
         "hashes only",
         batch(map_stored(token_ids=[], block_size=0, medium="CPU")),
         [
-            Stored(hashes=(11,), tier="host"),
+            Stored(hashes=(11,), tier="host", names_chunks=True),
         ],
     ),
     Case(

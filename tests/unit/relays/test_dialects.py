@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relays.dialects import DEFAULT_SEED, EngineSettings, has_groups, parse_version, vllm_profile
+from relays.dialects import DEFAULT_SEED, EngineSettings, has_groups, parse_version, places_media, vllm_profile
 from schemas.errors import ConfigError
 from schemas.profiles import Group, HashScheme, Profile, TierProfile
 
@@ -69,20 +69,43 @@ def test_before_0_20_there_is_one_group_whatever_the_model_is() -> None:
     assert (has_groups("0.19.1"), has_groups("0.20.2")) == (False, True)
 
 
+def test_before_0_20_a_model_of_one_group_keeps_its_kind() -> None:
+    """A model that has windows in every layer has one window group, which nothing switches off."""
+    window = (Group(0, "window", 16, 96),)
+    assert known("0.14.1", groups=window, block_size=16).groups == window
+
+
+STATES = (Group(0, "full", 128), Group(1, "state", 128))
+UNEQUAL = (Group(0, "full", 48), Group(1, "state", 640))
 UNITS = [
-    ({}, 0),  # learnt from the first store
-    ({"block_size": 16}, 16),
-    ({"groups": GROUPS}, 16),  # the greatest common divisor
-    ({"groups": (Group(0, "full", 48), Group(1, "state", 640))}, 16),
-    ({"groups": GROUPS, "prefix_match_unit": 8}, 8),
+    ("0.32.0", {}, 0, 0),  # learnt from the first store
+    ("0.32.0", {"block_size": 16}, 16, 0),
+    ("0.32.0", {"prefix_match_unit": 8}, 8, 8),  # of groups that are learnt
+    ("0.32.0", {"groups": GROUPS}, 16, 0),  # the greatest common divisor
+    ("0.32.0", {"groups": GROUPS, "prefix_match_unit": 8}, 8, 0),  # a window is never hit inside a block
+    ("0.32.0", {"groups": STATES}, 128, 0),
+    ("0.32.0", {"groups": STATES, "prefix_match_unit": 32}, 32, 32),
+    ("0.26.0", {"groups": UNEQUAL}, 16, 16),  # hits inside blocks need no setting
+    ("0.25.1", {"groups": UNEQUAL}, 16, 0),
+    ("0.25.1", {"groups": STATES, "prefix_match_unit": 32}, 128, 0),
+    ("0.28.0", {"groups": (Group(0, "full", 32),), "prefix_match_unit": 8}, 32, 0),  # ignored with one group
+    ("0.28.0", {"groups": (*UNEQUAL, Group(2, "window", 16, 96))}, 16, 16),
+    ("0.28.0", {"groups": (*UNEQUAL, Group(2, "window", 48, 96))}, 16, 0),
 ]
 
 
-@pytest.mark.parametrize(("settings", "unit"), UNITS)
-def test_the_unit_is_the_finest_size_at_which_the_cache_can_be_hit(settings: dict[str, Any], unit: int) -> None:
-    """The unit is the match unit, else what all groups' blocks have in common, else what is learnt."""
-    assert known("0.32.0", **settings).unit == unit
-    assert known("0.32.0", **settings).alignment == settings.get("prefix_match_unit", 0)
+@pytest.mark.parametrize(("version", "settings", "unit", "alignment"), UNITS)
+def test_the_unit_is_the_finest_size_at_which_the_cache_can_be_hit(
+    version: str, settings: dict[str, Any], unit: int, alignment: int
+) -> None:
+    """The unit is the match unit, else what all groups' blocks have in common; hits end at it where states allow."""
+    profile = known(version, **settings)
+    assert (profile.unit, profile.alignment) == (unit, alignment)
+
+
+def test_a_picture_has_a_place_in_its_block_from_0_19_on() -> None:
+    """Extra keys name a picture alone up to 0.18, and say where in the block it begins in 0.19.1."""
+    assert (places_media("0.18.1"), places_media("0.19.1")) == (False, True)
 
 
 DRAFTING = [("0.12.0", "drop_unit"), ("0.28.0", "drop_unit"), ("0.32.0", "drop_unit_ahead")]
@@ -97,8 +120,8 @@ def test_eagle_takes_a_unit_and_looks_ahead_from_0_32_on(version: str, drafting:
 
 HOSTS = [
     ("0.32.0", {}, TierProfile("host")),
-    ("0.14.1", {"connector": "offloading"}, TierProfile("host", last_token="uncounted")),
-    ("0.22.1", {"connector": "offloading"}, TierProfile("host", last_token="counted")),
+    ("0.19.1", {"connector": "offloading"}, TierProfile("host", last_token="uncounted")),
+    ("0.20.0", {"connector": "offloading"}, TierProfile("host", last_token="counted")),
     ("0.32.0", {"connector": "simple_cpu", "host_chunks": 9}, TierProfile("host", capacity=9)),
     (
         "0.32.0",
@@ -128,7 +151,7 @@ def test_a_file_system_tier_never_announces_removals() -> None:
 
 SEEDS = [
     ("0.28.0", {}, HashScheme()),
-    ("0.30.0", {}, HashScheme(seed=DEFAULT_SEED)),
+    ("0.29.0", {}, HashScheme(seed=DEFAULT_SEED)),
     ("0.30.0", {"hash_algorithm": "sha256_cbor"}, HashScheme("sha256_cbor", DEFAULT_SEED)),
     ("0.30.0", {"hash_algorithm": "xxhash"}, HashScheme("xxhash")),
     ("0.28.0", {"hash_seed": "0", "hash_bits": 256}, HashScheme("sha256", "0", 256)),
@@ -137,11 +160,11 @@ SEEDS = [
 
 @pytest.mark.parametrize(("version", "settings", "scheme"), SEEDS)
 def test_the_hash_seed_is_known_where_it_is_fixed(version: str, settings: dict[str, Any], scheme: HashScheme) -> None:
-    """Up to 0.28 an unset seed is random; from 0.30 on it is a fixed text, except for xxhash."""
+    """Up to 0.28 an unset seed is random; from 0.29 on it is a fixed text, except for xxhash."""
     assert known(version, **settings).hash == scheme
 
 
-HIDDEN = [("0.12.0", ("salt",)), ("0.16.0", ("salt",)), ("0.18.1", ()), ("0.30.0", ()), ("0.31.0", ("adapter_path",))]
+HIDDEN = [("0.12.0", ("salt",)), ("0.16.0", ("salt",)), ("0.17.0", ()), ("0.30.0", ()), ("0.31.0", ("adapter_path",))]
 
 
 @pytest.mark.parametrize(("version", "hidden"), HIDDEN)

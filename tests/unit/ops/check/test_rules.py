@@ -74,6 +74,26 @@ def test_an_array_of_another_length_is_another_version() -> None:
     assert verdicts(seen_of("0.14.1", batch(seven)))["fields"] == "unfit"
 
 
+SGLANG_ITEMS = [
+    ("0.5.8", {6}, {2}),
+    ("0.5.9", {6, 7}, {2, 3}),
+    ("0.5.16", {6, 7}, {2, 3}),
+    ("0.5.17", {7}, {3}),
+    ("0.5.19", {7, 8}, {3}),
+]
+
+
+@pytest.mark.parametrize(("version", "stored", "removed"), SGLANG_ITEMS)
+def test_sglangs_arrays_have_their_versions_lengths(version: str, stored: set[int], removed: set[int]) -> None:
+    """With its tag; another length is another version, or vLLM."""
+    wire = wire_of("sglang", version)
+    assert wire is not None
+    assert {event: set(range(fewest, most + 1)) for event, (fewest, most) in wire.items.items()} == {
+        "BlockStored": stored,
+        "BlockRemoved": removed,
+    }
+
+
 def test_a_field_that_nobody_knows_is_noted_and_passed_over() -> None:
     """A key of a later release does not make an engine unfit."""
     found = verdicts(seen_of("0.32.0", batch({**map_stored(), "brand_new": 1})))

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from ops.replay.capture import load_capture
+from ops.replay.capture import Frame, load_capture
 from schemas.errors import ConfigError
 
 
@@ -48,3 +48,41 @@ def test_what_is_no_recording_is_refused_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text("{")
     with pytest.raises(ConfigError):
         load_capture(tmp_path)
+
+
+VERSION = {"sglang_version": "0.5.23"}
+BROKEN = [
+    ([], [frame(0, "pub")], [], r"meta\.json: .*no object"),
+    ({}, [frame(0, "pub")], [], r"meta\.json: .*neither vllm_version nor sglang_version"),
+    (VERSION, [frame(0, "pub"), {"i": 1}], [], r"frames\.jsonl\.gz: .*line 2: KeyError\('frames'\)"),
+    (VERSION, [{**frame(0, "pub"), "frames": ["?"]}], [], r"frames\.jsonl\.gz: .*line 1: .*base64"),
+    (VERSION, [{**frame(0, "pub"), "frames": 7}], [], r"frames\.jsonl\.gz: .*line 1: TypeError"),
+    (VERSION, [], [{"op": "start"}, 7], r"log\.jsonl\.gz: .*line 2: no object"),
+]
+
+
+@pytest.mark.parametrize(("meta", "frames", "log", "message"), BROKEN)
+def test_a_broken_line_is_named(
+    tmp_path: Path, meta: object, frames: list[object], log: list[object], message: str
+) -> None:
+    """The error says which file, which line and what is wrong there."""
+    with pytest.raises(ConfigError, match=message):
+        load_capture(write(tmp_path, meta, frames, log))
+
+
+def test_an_archive_broken_inside_is_refused(tmp_path: Path) -> None:
+    """Bytes that are no deflate stream are an error of the recording, as a cut-off one is."""
+    write(tmp_path, VERSION, [frame(number, "pub") for number in range(100)], [])
+    archive = tmp_path / "frames.jsonl.gz"
+    data = bytearray(archive.read_bytes())
+    data[40:44] = b"\xff\xff\xff\xff"
+    archive.write_bytes(bytes(data))
+    with pytest.raises(ConfigError, match=r"frames\.jsonl\.gz: not a recording: at line"):
+        load_capture(tmp_path)
+
+
+def test_a_message_has_a_sequence_and_a_payload() -> None:
+    """Anything but three parts with a sequence of eight bytes is no published message."""
+    assert Frame(0, 0, "pub", (b"", (7).to_bytes(8, "big"), b"p")).message == (7, b"p")
+    assert Frame(0, 0, "pub", (b"", b"\0", b"p")).message is None
+    assert Frame(0, 0, "pub", (b"", b"p")).message is None

@@ -3,9 +3,12 @@
 import hashlib
 from typing import Any
 
+import pytest
+
 from ops.replay.capture import Capture, Frame
 from ops.replay.vllm import profile_of, steps_of, table_digest
 from relays.dialects import EngineSettings, vllm_profile
+from schemas.errors import ConfigError
 from schemas.profiles import Group, TierProfile
 
 
@@ -65,6 +68,13 @@ def test_published_messages_stand_in_their_step() -> None:
     assert [frame.number for frame in step.frames] == [0]
 
 
+def test_an_entry_without_what_its_kind_has_is_named() -> None:
+    """The error says which entry of the log lacks what; kinds that nobody knows are passed over."""
+    with pytest.raises(ConfigError, match=r"c: log entry 2: KeyError\('num_cached_tokens'\)"):
+        steps_of(capture({"ev": "novelty"}, {"ev": "scheduled", "rid": "a", "step": 1}))
+    assert steps_of(capture({"ev": "novelty"}, {})) == []
+
+
 def test_the_profile_is_what_an_operator_would_have_configured() -> None:
     """Groups, capacity in chunks, seed, adapters and drafting come from the engine's own arguments."""
     config = "{'kv_connector': 'OffloadingConnector', 'cpu_bytes_to_use': 98304, 'blocks_per_chunk': 3}"
@@ -72,10 +82,10 @@ def test_the_profile_is_what_an_operator_would_have_configured() -> None:
         submit("a", lora={"name": "alpha", "id": 7}),
         engine_args={"kv_transfer_config": config, "speculative_config": {"method": "eagle"}},
         kv_cache_groups=[
-            {"spec": "FullAttentionSpec", "block_size": 32, "sliding_window": None},
-            {"spec": "SlidingWindowSpec", "block_size": 32, "sliding_window": 96},
+            {"spec": "FullAttentionSpec", "block_size": 32, "sliding_window": None, "layers": ["a", "b"]},
+            {"spec": "SlidingWindowSpec", "block_size": 32, "sliding_window": 96, "layers": ["c", "d"]},
         ],
-        model_config={"num_key_value_heads": 1, "head_dim": 32, "num_hidden_layers": 2},
+        model_config={"num_key_value_heads": 1, "head_dim": 32, "num_hidden_layers": 2, "torch_dtype": "float32"},
         block_size=32,
         env={"PYTHONHASHSEED": "0"},
         hash_algo="sha256_cbor",

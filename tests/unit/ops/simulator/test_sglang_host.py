@@ -196,7 +196,8 @@ def test_up_to_0_5_10_the_host_tier_is_silent(policy: str) -> None:
     fill(cache, 1, 2)
     assert told(cache.take_events(), (1,), (1, 2)) == ["+gpu 1", "+gpu 2"]
     cache.evict(2 * SIZE)
-    cache.evict_host(2 * SIZE)
+    assert cache.host is not None
+    assert cache.host.evict(2) == 2
     assert told(cache.take_events(), (1,), (1, 2)) == ["-gpu 1", "-gpu 2"]
 
 

@@ -82,7 +82,8 @@ class _Recorded:
                 assert self._cache.evict(entry["asked"]["num_tokens"]) == _evicted(entry)
                 self._publish()
             case "evict_host":
-                assert self._cache.evict_host(entry["asked"]) == entry["evicted"]
+                assert self._cache.host is not None
+                assert self._cache.host.evict(-(-entry["asked"] // self._size)) * self._size == entry["evicted"]
                 self._publish()
             case "reset":
                 self._cache.reset()
