@@ -9,9 +9,9 @@ BIN := .venv/bin
 
 help:
 	@echo "make demo [SECONDS=60] [FLEET=mixed]  run simulated engines, the whole stack and a client"
-	@echo "make test               run all tests on a real Kafka and a real Valkey"
-	@echo "make lint types         check style and types"
-	@echo "make bench              measure beside NVIDIA Dynamo's index"
+	@echo "make test [PYTEST_ARGS=tests/unit]     run the tests, all of them on a real Kafka and a real Valkey"
+	@echo "make lint types                        check style and types"
+	@echo "make bench                             measure beside NVIDIA Dynamo's index"
 
 demo: .venv/ready
 	@$(BIN)/kvatlas demo --seconds $(SECONDS) --fleet $(FLEET)

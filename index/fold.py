@@ -4,11 +4,17 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from index.hashing import BAND_BLOCKS
-from schemas.events import BlocksRemoved, BlocksStored, Heartbeat, HolderCleared, ProfileChanged, Record
+from schemas.events import (
+    BAND_BLOCKS,
+    BAND_BYTES,
+    BlocksRemoved,
+    BlocksStored,
+    Heartbeat,
+    HolderCleared,
+    ProfileChanged,
+    Record,
+)
 from schemas.profiles import Holder, Profile
-
-_BAND_BYTES = BAND_BLOCKS * 8
 
 
 class BandRun(msgspec.Struct, frozen=True, gc=False):
@@ -118,6 +124,6 @@ def _by_band(record: Record, run: BlocksStored | BlocksRemoved, residency: int) 
     blocks = run.blocks
     path = record.paths[run.path][: first * 8] if first else b""
     while blocks:
-        part, blocks = blocks[: _BAND_BYTES - first * 8], blocks[_BAND_BYTES - first * 8 :]
+        part, blocks = blocks[: BAND_BYTES - first * 8], blocks[BAND_BYTES - first * 8 :]
         yield BandRun(first, path + part, residency)
         first, path = 0, b""

@@ -14,9 +14,6 @@ from xxhash import xxh3_64_intdigest
 
 from schemas.errors import BadRequest
 
-BAND_BLOCKS = 128
-"""Depth at which the index cuts a chain; a record's path never reaches further back (DESIGN 6 and 7)."""
-
 _LAYOUT = b"kvatlas/1\0"
 _WIDE = 1  # block layout flags
 _MEDIA = 2
@@ -134,9 +131,14 @@ def _chain_special(parent: int, tokens: Tokens, unit: int, pairs: bool, spans: S
     span_tokens = unit + 1 if pairs else unit
     hashed = parent
     hashes = []
+    open_spans: list[Media] = []  # that began before the block's end, and did not end before its start
+    begun = 0
     for first in range(0, tokens.token_count - span_tokens + 1, unit):
         block = view[first * size : (first + span_tokens) * size]
-        keys = [m for m in spans if m.offset < first + unit and m.offset + m.length > first]
+        while begun < len(spans) and spans[begun].offset < first + unit:
+            open_spans.append(spans[begun])
+            begun += 1
+        keys = open_spans = [m for m in open_spans if m.offset + m.length > first]
         body, flags = _narrow(block) if tokens.wide else (bytes(block), 0)
         if keys:
             flags |= _MEDIA

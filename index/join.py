@@ -12,8 +12,11 @@ Source: vLLM distributed/kv_transfer/kv_connector/v1/multi_connector.py (get_num
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from index.match import Reach, Rules, Run
+from index.match import Reach, Run
+from index.rules import Rules
 from schemas.profiles import TIERS, Profile, Tier, join_mismatch
+
+_LAST_TOKENS = ("never", "uncounted", "counted")  # least first
 
 
 class PoolPart:
@@ -100,9 +103,6 @@ class PoolPart:
         number = bisect_right(self._starts, position) - 1
         covered = number >= 0 and self._ends[number] > position
         return self._reaches[number] if covered else position
-
-
-_LAST_TOKENS = ("never", "uncounted", "counted")
 
 
 def unread_reason(pool: Profile, replica: Profile) -> str:

@@ -486,94 +486,120 @@ local function write_fence(base, holder, fence)
     '%.0f %.0f %d %.0f %d', fence.life, fence.epoch, fence.slot, fence.sequence, fence.broken))
 end
 
--- args: incarnation, cursor field ('' for none), cursor offset, packed writes. Each write:
+-- One write of a blob, from byte `at` on, without its runs:
 --   u16 bytes of the holder's name | u64 life | u64 epoch | u8 whether the records say the epoch | u16 slot
 --   | u64 first sequence | u64 last sequence | u8 sources | u32 runs | u32 bytes of the profile | name | profile
 --   | sources x (u8 bytes | source | u64 engine sequence)
---   | runs x (u8 first block | u16 residency | u16 bytes of the chain | chain)
+-- Returns it and the byte where its runs begin.
+local function read_write(blob, at)
+  local name_size, life, epoch, said, slot, first, last, sources, runs, profile_size
+  name_size, life, epoch, said, slot, first, last, sources, runs, profile_size, at =
+    unpack('<HI8I8BHI8I8BII', blob, at)
+  local holder = sub(blob, at, at + name_size - 1)
+  at = at + name_size
+  local profile = sub(blob, at, at + profile_size - 1)
+  at = at + profile_size
+  local told = {} -- fields of "…a" and their values
+  for _ = 1, sources do
+    local size = byte(blob, at)
+    local source = sub(blob, at + 1, at + size)
+    local sequence
+    sequence, at = unpack('<I8', blob, at + size + 1)
+    told[#told + 1] = holder .. '\0' .. source
+    told[#told + 1] = string.format('%.0f %.0f', life, sequence)
+  end
+  return {
+    holder = holder, life = life, epoch = epoch, said = said, slot = slot, first = first, last = last, runs = runs,
+    profile = profile, told = told,
+  }, at
+end
+
+-- what becomes of a write behind its holder's fence: applied, repeated (it was before), or refused (its life is over)
+local function verdict_of(write, fence)
+  if not fence or write.life > fence.life then return 'applied' end
+  if write.life < fence.life then return 'refused' end
+  if write.epoch < fence.epoch or (write.epoch == fence.epoch and write.last <= fence.sequence) then
+    return 'repeated'
+  end
+  return 'applied'
+end
+
+-- Open a write's epoch, where it is not the fence's.
+-- Returns the fence of the write's epoch, whether that begins, and whether records before the write are lost.
+local function open_epoch(base, write, fence)
+  if fence and write.life == fence.life and write.epoch == fence.epoch then
+    local gap = write.first > fence.sequence + 1 and fence.broken == 0
+    if gap then fence.broken = 1 end
+    return fence, false, gap
+  end
+  if fence then
+    set_live(base, fence.slot, 0)
+    call('SADD', base .. 'd', fence.slot)
+    if write.life > fence.life then
+      call('HDEL', base .. 'b', write.holder)
+      call('HDEL', base .. 'p', write.holder)
+    end
+  end
+  set_live(base, write.slot, 1)
+  -- a life must be seen from its first record on, or from a clear
+  local whole = write.first == 1 or write.epoch == write.first
+  fence = {life = write.life, epoch = write.epoch, slot = write.slot, sequence = 0, broken = whole and 0 or 1}
+  return fence, true, not whole
+end
+
+-- a cursor only ever goes forward
+local function move_cursor(base, field, offset)
+  if field == '' then return end
+  local known = tonumber(call('HGET', base .. 'c', field) or '-1')
+  if tonumber(offset) > known then call('HSET', base .. 'c', field, offset) end
+end
+
+-- args: incarnation, cursor field ('' for none), cursor offset, packed writes, each as `read_write` reads it and then
+-- its runs: u8 first block | u16 residency | u16 bytes of the chain | chain.
 -- Returns applied writes, repeats, refused lives, holders found with a gap.
 local function apply(keys, args)
   local base = sub(keys[1], 1, -2)
   if call('GET', keys[1]) ~= args[1] then return stale() end
   local blob, at = args[4], 1
-  local applied, repeated, refused, gaps = 0, 0, 0, 0
-  local moved = false
+  local counts, gaps = {applied = 0, repeated = 0, refused = 0}, 0
+  local moved = false -- what readers keep of the table of slots is out of date
   local hand = new_hand(base)
   while at <= #blob do
-    local name_size, life, epoch, said, slot, first_seq, last_seq, sources, runs, profile_size
-    name_size, life, epoch, said, slot, first_seq, last_seq, sources, runs, profile_size, at =
-      unpack('<HI8I8BHI8I8BII', blob, at)
-    local holder = sub(blob, at, at + name_size - 1)
-    at = at + name_size
-    local profile = sub(blob, at, at + profile_size - 1)
-    at = at + profile_size
-    local told = {}
-    for _ = 1, sources do
-      local size = byte(blob, at)
-      local source = sub(blob, at + 1, at + size)
-      local sequence
-      sequence, at = unpack('<I8', blob, at + size + 1)
-      told[#told + 1] = holder .. '\0' .. source
-      told[#told + 1] = string.format('%.0f %.0f', life, sequence)
-    end
-    local fence = read_fence(base, holder)
+    local write
+    write, at = read_write(blob, at)
+    local fence = read_fence(base, write.holder)
     -- another worker may have begun an epoch since this one looked
-    if said == 0 and fence and fence.life == life then epoch = fence.epoch end
-    local take = true
-    if fence and (life < fence.life or (life == fence.life and epoch < fence.epoch)) then
-      take = false
-      if life < fence.life then refused = refused + 1 else repeated = repeated + 1 end
-    elseif fence and life == fence.life and epoch == fence.epoch and last_seq <= fence.sequence then
-      take = false
-      repeated = repeated + 1
+    if write.said == 0 and fence and fence.life == write.life then write.epoch = fence.epoch end
+    local verdict = verdict_of(write, fence)
+    counts[verdict] = counts[verdict] + 1
+    local taken, id = verdict == 'applied', nil
+    if taken then
+      local begun, gap
+      fence, begun, gap = open_epoch(base, write, fence)
+      moved = moved or begun
+      if gap then gaps = gaps + 1 end
+      id = u16(fence.slot)
     end
-    if take then
-      if not fence or life > fence.life or epoch > fence.epoch then
-        if fence then
-          set_live(base, fence.slot, 0)
-          call('SADD', base .. 'd', fence.slot)
-          if life > fence.life then
-            call('HDEL', base .. 'b', holder)
-            call('HDEL', base .. 'p', holder)
-          end
-        end
-        set_live(base, slot, 1)
-        moved = true
-        -- a life must be seen from its first record on, or from a clear
-        local whole = first_seq == 1 or epoch == first_seq
-        fence = {life = life, epoch = epoch, slot = slot, sequence = 0, broken = whole and 0 or 1}
-        if not whole then gaps = gaps + 1 end
-      elseif first_seq > fence.sequence + 1 and fence.broken == 0 then
-        fence.broken = 1
-        gaps = gaps + 1
-      end
-      slot = fence.slot
-      applied = applied + 1
-    end
-    local id = u16(slot)
-    for _ = 1, runs do
+    for _ = 1, write.runs do
       local first, res, size
       first, res, size, at = unpack('<BHH', blob, at)
-      if take then write_run(hand, id, first, blob, at - 1, size / 8, res) end
+      if taken then write_run(hand, id, first, blob, at - 1, size / 8, res) end
       at = at + size
     end
-    if take then
-      fence.sequence = last_seq
-      write_fence(base, holder, fence)
-      if #told > 0 then call('HSET', base .. 'a', unpack_list(told)) end
-      if profile_size > 0 then
-        call('HSET', base .. 'p', holder, profile)
+    if taken then
+      fence.sequence = write.last
+      write_fence(base, write.holder, fence)
+      if #write.told > 0 then call('HSET', base .. 'a', unpack_list(write.told)) end
+      if write.profile ~= '' then
+        call('HSET', base .. 'p', write.holder, write.profile)
         moved = true
       end
     end
   end
   put_hand(hand)
-  if args[2] ~= '' then
-    local known = tonumber(call('HGET', base .. 'c', args[2]) or '-1')
-    if tonumber(args[3]) > known then call('HSET', base .. 'c', args[2], args[3]) end
-  end
+  move_cursor(base, args[2], args[3])
   if moved then call('INCR', base .. 'v') end
-  return {applied, repeated, refused, gaps}
+  return {counts.applied, counts.repeated, counts.refused, gaps}
 end
 
 -- Redis' own time in ms

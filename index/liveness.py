@@ -1,19 +1,18 @@
 """How far a holder is believed: what its relay said last, and how long ago; pure (DESIGN 5)."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from index.store import HolderRow
+from schemas.events import HolderState
 
-State = Literal["live", "catching_up", "stale", "unknown", "silent", "gone"]
-
-BELIEVED: frozenset[State] = frozenset({"live", "catching_up", "stale", "silent"})
+BELIEVED: frozenset[HolderState] = frozenset({"live", "catching_up", "stale", "silent"})
 """States whose blocks are counted; in the others every block may be gone."""
 
 
 class Judgement(NamedTuple):
     """A holder's state and why it is not simply live."""
 
-    state: State
+    state: HolderState
     reasons: tuple[str, ...] = ()
 
 
@@ -25,8 +24,7 @@ def judge(row: HolderRow, *, stale_after_s: float, unknown_after_s: float) -> Ju
         return Judgement("unknown", ("no_heartbeat",))
     if row.age_s > unknown_after_s:
         return Judgement("unknown", ("relay_silent",))
-    said: State = row.state  # type: ignore[assignment]  # HolderState's values, checked where it was decoded
     reasons = (row.reason,) if row.reason else ()
-    if row.age_s > stale_after_s and said not in ("unknown", "gone"):
+    if row.age_s > stale_after_s and row.state not in ("unknown", "gone"):
         return Judgement("stale", ("relay_silent", *reasons))
-    return Judgement(said, reasons)
+    return Judgement(row.state, reasons)

@@ -1,16 +1,15 @@
 """A prompt against the index: hash it once for each kind of block, find the blocks, apply the hit rule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from index.hashing import Media, Namespace, Tokens, chain_hashes, pack_hashes, root_hash
 from index.join import PoolPart, unread_reason, with_pools
-from index.match import Reach, Rules, Run, make_rules, reusable_tokens
+from index.match import Reach, Run, reusable_tokens
+from index.rules import Rules, make_rules
 from index.store import Found, Store
 from schemas.profiles import Holder, Profile, Tier
-
-NOT_FOUND = Found({})
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -57,35 +56,7 @@ async def reaches(
         StaleIndex, StoreUnavailable: the store has no answer.
     """
     runs = await _runs_by_unit(store, prompt, [*questions, *pools], secret)
-    by_name = {pool.holder.name: pool for pool in pools}
-    parts: dict[tuple[str, tuple[Tier, ...]], PoolPart] = {}  # the same for all who read the same tiers
-
-    def part_of(pool: Question, tiers: tuple[Tier, ...]) -> PoolPart:
-        key = (pool.holder.name, tiers)
-        if key not in parts:
-            parts[key] = PoolPart(pool.profile, pool.rules, runs[pool.holder], tiers)
-        return parts[key]
-
-    def joined(own: Reach, replica: Question) -> Reach:
-        """Return what a replica reaches with its pools, and why some of them count for nothing."""
-        read: list[tuple[Question, tuple[Tier, ...]]] = []
-        marks: list[str] = []
-        for use in replica.profile.pools:
-            pool = by_name.get(use.name)
-            if pool is None:
-                continue
-            reason = unread_reason(pool.profile, replica.profile) if pool.holder in runs else "block_size"
-            if reason:
-                marks.append(f"pool {use.name}: {reason}")
-            else:
-                read.append((pool, use.tiers))
-        asked = [part_of(pool, tiers) for pool, tiers in read]
-        reach = with_pools(own, replica.rules, asked, prompt.prompt_tokens, whole_prompt=whole_prompt)
-        for pool, _ in read:
-            credited = pool.holder.name in reach.pools
-            marks += [f"pool {pool.holder.name}: {mark}" for mark in _marks(pool.profile, prompt, credited=credited)]
-        return _with_marks(reach, marks)
-
+    joining = _Joining(prompt, pools, runs, whole_prompt=whole_prompt)
     answers: dict[Holder, Reach] = {}
     alike: dict[tuple[int, int], Reach] = {}  # most replicas have one of a few runs, by one set of rules
     for question in questions:
@@ -98,9 +69,54 @@ async def reaches(
             reach = reusable_tokens(own, question.rules, prompt.prompt_tokens, whole_prompt=whole_prompt)
             alike[same] = reach
         if question.profile.pools:
-            reach = joined(reach, question)
+            reach = joining.with_pools_of(question, reach)
         answers[question.holder] = _marked(reach, question.profile, prompt)
     return answers
+
+
+class _Joining:
+    """The pools of one lookup, as the replicas that read them have them."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        pools: Sequence[Question],
+        runs: Mapping[Holder, Sequence[Run]],
+        *,
+        whole_prompt: bool,
+    ) -> None:
+        self._prompt = prompt
+        self._runs = runs
+        self._whole_prompt = whole_prompt
+        self._pools = {pool.holder.name: pool for pool in pools}
+        self._parts: dict[tuple[str, tuple[Tier, ...]], PoolPart] = {}  # the same for all who read the same tiers
+
+    def with_pools_of(self, replica: Question, own: Reach) -> Reach:
+        """Return what a replica reaches with its pools, and why some of them count for nothing."""
+        read: list[tuple[Question, tuple[Tier, ...]]] = []
+        marks: list[str] = []
+        for use in replica.profile.pools:
+            pool = self._pools.get(use.name)
+            if pool is None:
+                continue
+            reason = unread_reason(pool.profile, replica.profile) if pool.holder in self._runs else "block_size"
+            if reason:
+                marks.append(f"pool {use.name}: {reason}")
+            else:
+                read.append((pool, use.tiers))
+        asked = [self._part_of(pool, tiers) for pool, tiers in read]
+        reach = with_pools(own, replica.rules, asked, self._prompt.prompt_tokens, whole_prompt=self._whole_prompt)
+        for pool, _ in read:
+            name = pool.holder.name
+            said = _marks(pool.profile, self._prompt, credited=name in reach.pools)
+            marks += [f"pool {name}: {mark}" for mark in said]
+        return _with_marks(reach, marks)
+
+    def _part_of(self, pool: Question, tiers: tuple[Tier, ...]) -> PoolPart:
+        key = (pool.holder.name, tiers)
+        if key not in self._parts:
+            self._parts[key] = PoolPart(pool.profile, pool.rules, self._runs[pool.holder], tiers)
+        return self._parts[key]
 
 
 async def _runs_by_unit(
@@ -113,7 +129,7 @@ async def _runs_by_unit(
         chain = chain_of(prompt, unit, pairs=pairs, secret=secret)
         if chain is None:
             continue
-        found = await store.find(prompt.model, chain, gap=max(q.rules.gap for q in asked)) if chain else NOT_FOUND
+        found = await store.find(prompt.model, chain, gap=max(q.rules.gap for q in asked)) if chain else Found({})
         runs.update((q.holder, found.runs.get(q.holder, ())) for q in asked)
     return runs
 

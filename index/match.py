@@ -12,13 +12,12 @@ distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and v1/simple_kv
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from math import lcm
 from typing import NamedTuple
 
 import msgspec
 
-from schemas.profiles import TIERS, GroupClass, Profile, Tier, class_bits
+from index.rules import ClassRule, LowerRule, Rules
+from schemas.profiles import TIERS, Tier
 
 
 class Run(NamedTuple):
@@ -40,80 +39,6 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 NOTHING = Reach(0, {})
-
-
-class ClassRule(NamedTuple):
-    """One group class as the match needs it."""
-
-    kind: str
-    block: int  # tokens
-    window: int  # tokens; 1 where the class has none
-    tier_bits: tuple[tuple[int, int], ...]  # (bit, position in TIERS), fastest first
-
-
-class LowerRule(NamedTuple):
-    """How vLLM's connectors continue a device hit from a lower tier."""
-
-    chunk: int  # blocks that are loaded together
-    last_token: str  # whether a load may cover the prompt's last token, and whether that is counted
-    from_start: bool = False  # looked up from the prompt's start, not from where the device ends (LMCache)
-
-
-class Rules(NamedTuple):
-    """A profile as the match needs it."""
-
-    unit: int
-    alignment: int  # tokens
-    classes: tuple[ClassRule, ...]
-    drafting: bool  # every class but a state finds one block more than is kept
-    drop_ahead: bool  # the dropped block may be the prompt's last
-    lower: LowerRule | None  # None: tiers alternate along a run
-    gap: int  # blocks in a row without any residency that a hit may still go past
-    upper_bound: bool
-    credit: bool
-    pairs: bool  # blocks are of token pairs, of which a prompt has one less than tokens
-    least_load: int  # tokens; less than that is not loaded from below the device
-    plain: bool  # a single full class, whose blocks are the index's own
-
-
-ANY_GAP = (1 << 31) - 1
-
-
-def make_rules(profile: Profile) -> Rules:
-    """Return what the match needs of a profile; one object for all profiles that need the same."""
-    bits = class_bits(profile.pairs)
-    silent = {group.group_class for group in profile.groups} - set(bits)
-    lower = None
-    if profile.tier_walk == "device_then_lower":
-        host = profile.tier("host")
-        lower = LowerRule(host.chunk, host.last_token, profile.lookup_from_start)
-    # a class of which nothing was ever stored cannot agree to any hit
-    classes = () if silent else tuple(_class_rule(c, tiers) for c, tiers in bits.items())
-    alignment = profile.alignment or lcm(profile.unit or 1, *(group.block_size for group in profile.groups))
-    drafting = profile.drafting in ("drop_unit", "drop_unit_ahead")
-    rules = Rules(
-        unit=profile.unit,
-        alignment=alignment,
-        classes=classes,
-        drafting=drafting,
-        drop_ahead=profile.drafting == "drop_unit_ahead" and len(bits) > 1,
-        lower=lower,
-        gap=_gap(profile),
-        upper_bound=profile.upper_bound,
-        credit=profile.upper_bound_policy == "credit",
-        pairs=profile.drafting == "pairs",
-        least_load=max((tier.least_tokens for tier in profile.tiers), default=0),
-        plain=[(c.kind, c.block) for c in classes] == [("full", profile.unit)]
-        and alignment == profile.unit
-        and not drafting,
-    )
-    return _one_of(rules)
-
-
-@lru_cache(maxsize=4096)
-def _one_of(rules: Rules) -> Rules:
-    """Return the first of all equal rules."""
-    return rules
 
 
 def reusable_tokens(runs: Sequence[Run], rules: Rules, prompt_tokens: int, *, whole_prompt: bool = False) -> Reach:
@@ -159,19 +84,6 @@ def _unbroken(runs: Sequence[Run], rules: Rules, most: int, least_load: int) -> 
     if end * rules.unit - device < least_load:
         return Reach(device, {"gpu": device}, rules.upper_bound) if device else NOTHING
     return Reach(end * rules.unit, by_tier, rules.upper_bound) if end else NOTHING
-
-
-def _gap(profile: Profile) -> int:
-    """Return how far apart marks may lie: a block or chunk longer than the unit is marked at its last unit only."""
-    full = [group.block_size for group in profile.groups if group.kind == "full"]
-    if not full or not profile.unit:
-        return ANY_GAP
-    return max(full) // profile.unit * max(tier.chunk for tier in profile.tiers) - 1
-
-
-def _class_rule(group_class: GroupClass, tiers: dict[Tier, int]) -> ClassRule:
-    bits = tuple((tiers[tier], position) for position, tier in enumerate(TIERS) if tier in tiers)
-    return ClassRule(group_class.kind, group_class.block_size, group_class.window or 1, bits)
 
 
 # by position in TIERS: what a fastest tier so far becomes when another class needs this one
@@ -327,13 +239,17 @@ def _device_then_lower(runs: Sequence[Run], rules: Rules, lower: LowerRule, limi
         for c in rules.classes
     ]
     length = _longest(device, rules, limit, prompt_tokens)
-    layers = [_Layer(c, runs, rules, [bit for bit in c.tier_bits if bit[1] > 0], lower.chunk) for c in rules.classes]
+    layers = [
+        _Layer(c, runs, rules, [bit for bit in c.tier_bits if bit[1] > 0], lower.chunk, drafting=lower.drafting)
+        for c in rules.classes
+    ]
     if lower.from_start:
         reach = max(length, min(layer.end_of(0) for layer in layers))
     elif lower.last_token == "never":
-        reach = _tail_hit(layers, length, limit, rules.alignment)
+        bound = prompt_tokens if rules.drop_ahead else limit
+        reach = _tail_hit(layers, length, limit, bound, rules.alignment)
     else:
-        reach = _chunk_hit(layers, length, prompt_tokens)
+        reach = _chunk_hit(layers, length, prompt_tokens, drafting=lower.drafting)
     if lower.last_token == "uncounted":
         reach = min(reach, max(length, prompt_tokens - 1))
     by_tier: dict[Tier, int] = {"gpu": length} if length else {}
@@ -348,16 +264,17 @@ def _device_then_lower(runs: Sequence[Run], rules: Rules, lower: LowerRule, limi
     return Reach(reach, by_tier, rules.upper_bound) if reach else NOTHING
 
 
-def _tail_hit(layers: Sequence[_Layer], length: int, limit: int, alignment: int) -> int:
+def _tail_hit(layers: Sequence[_Layer], length: int, limit: int, bound: int, alignment: int) -> int:
     """Return the hit rule applied to what follows the device's hit (SimpleCPUOffloadConnector)."""
     reach = limit
     while reach > length:
         agreed = reach
         for layer in layers:
+            end = min(layer.end_of(length), bound) - layer.ahead
             if layer.kind == "full":
-                agreed = min(agreed, layer.end_of(length))
-            elif layer.end_of(length) < agreed:  # a short run that starts at the device's end is enough
-                agreed = max(layer.down(agreed, limit), layer.end_of(length))
+                agreed = min(agreed, end)
+            elif end < agreed:  # a short run that starts at the device's end is enough
+                agreed = max(layer.down(agreed, bound), end)
         agreed -= agreed % alignment
         if agreed == reach:
             return reach
@@ -365,12 +282,14 @@ def _tail_hit(layers: Sequence[_Layer], length: int, limit: int, alignment: int)
     return length
 
 
-def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int) -> int:
+def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int, *, drafting: bool) -> int:
     """Return where whole chunks from the one that holds the device's end on lead to (OffloadingConnector).
 
     The chunk that straddles the device's end must itself be there, and less than a chunk is not loaded. With a
-    single full group a load may cover the whole prompt, else one token less, block or not.
+    single full group a load may cover the whole prompt, else one token less, block or not. With drafting each group
+    looks for a chunk more than it keeps.
     """
+    drafted: set[_Layer] = set()
     most = prompt_tokens - (len(layers) > 1)
     if any(layer.kind == "state" for layer in layers):
         most -= most % min(layer.block for layer in layers if layer.kind == "state")
@@ -381,21 +300,29 @@ def _chunk_hit(layers: Sequence[_Layer], length: int, prompt_tokens: int) -> int
         before = most
         for layer in order:
             chunk = layer.block
-            most = min(most, prompt_tokens // chunk * chunk)
+            whole = prompt_tokens // chunk * chunk
+            most = min(most, whole)
             if most - length < chunk:
                 return length
             first = length // chunk * chunk
-            edge = layer.end_of(first) if layer.kind == "full" else _right_edge(layer, first, -(-most // chunk) * chunk)
-            most = min(most, edge)
+            taken = chunk if drafting and layer not in drafted else 0
+            drafted.add(layer)
+            last = min(-(-most // chunk) * chunk + taken, whole)
+            edge = min(layer.end_of(first), last) if layer.kind == "full" else _right_edge(layer, first, last, taken)
+            most = min(most, edge - taken)
             if edge == first or most - length < chunk:
                 return length
         order = [layer for layer in order if layer.kind != "full"]
     return most
 
 
-def _right_edge(layer: _Layer, first: int, last: int) -> int:
-    """Return the right end of the last run of enough chunks in [first, last), or of the run that begins at first."""
+def _right_edge(layer: _Layer, first: int, last: int, taken: int) -> int:
+    """Return the right end of the last run of enough chunks in [first, last), or of the run that begins at first.
+
+    Enough are those of the window, or of a state's checkpoint, and the `taken` tokens that drafting leaves out.
+    """
     need = layer.block if layer.kind == "state" else -(-layer.window // layer.block) * layer.block
+    need += taken
     for position in range(bisect_left(layer.starts, last) - 1, -1, -1):
         start, end = max(first, layer.starts[position]), min(last, layer.ends[position])
         if end - start >= need or (start == first and end > first):

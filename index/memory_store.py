@@ -10,7 +10,7 @@ from index.hashing import unpack_hashes
 from index.match import Run
 from index.store import NOBODY, UNHEARD, Applied, Found, HolderRow
 from schemas.errors import StaleIndex
-from schemas.events import Heartbeat
+from schemas.events import Heartbeat, HolderState
 from schemas.profiles import Holder, Profile
 
 _EXPECTED = 0  # life of a holder that was not heard yet
@@ -25,7 +25,7 @@ class _State(msgspec.Struct):
     profile: Profile | None = None
     blocks: dict[int, int] = {}  # block_hash -> residency
     received: dict[str, int] = {}
-    state: str = "silent"
+    state: HolderState = "silent"
     share_known: float = 1.0
     reason: str = ""
     beat_s: float | None = None

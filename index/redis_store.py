@@ -6,27 +6,25 @@ Key and value tables stand in `index/README.md`; the functions are in `kvatlas.l
 import asyncio
 import secrets
 import struct
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
 import msgspec
 import redis.asyncio as aioredis
-from redis.exceptions import RedisError, ResponseError
 
 from index.digests import index_digest
 from index.fold import Flush, HolderWrite
-from index.hashing import BAND_BLOCKS
 from index.match import Run
-from index.redis_link import Link
+from index.redis_servers import TRANSLATED, Servers, gather
 from index.redis_values import Epoch, Tables, holder_field, holder_of, pack_beats, pack_expected, pack_write, read_rows
 from index.store import NOBODY, Applied, Found, HolderRow
 from index.walks import Piece, apart, needed, pieces, runs_by_slot, stretches, version_of
 from schemas.errors import ConfigError, StaleIndex, StoreUnavailable
+from schemas.events import BAND_BYTES
 from schemas.profiles import Holder, Profile
 from schemas.topics import model_slug
 
-_BAND_BYTES = BAND_BLOCKS * 8
 _SCAN_COUNT = 500
 _WIPE_COUNT = 5000
 _LOCK_MS = 10_000
@@ -45,11 +43,10 @@ class _Model(msgspec.Struct):
 
 
 class RedisStore:
-    """`Store` over one or more Redis servers; shard s of a model lives on server s mod servers."""
+    """`Store` over one or more Redis servers."""
 
     def __init__(self, clients: "Sequence[aioredis.Redis]", shards: int = 1) -> None:
-        self._clients = list(clients)
-        self._links = [Link(client) for client in self._clients]
+        self._servers = Servers(clients)
         self._shards = shards
         self._models: dict[str, _Model] = {}
 
@@ -63,16 +60,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close all connections."""
-        for link in self._links:
-            link.close()
-        for client in self._clients:
-            await client.aclose()
-
-    async def load_functions(self) -> None:
-        """Load the Lua library on every server."""
-        source = files("index").joinpath("kvatlas.lua").read_text()
-        for server in range(len(self._clients)):
-            await self._command(server, "FUNCTION", "LOAD", "REPLACE", source)
+        await self._servers.close()
 
     async def setup(self, model: str, expected: Mapping[Holder, Profile] = NOBODY) -> bool:
         """Make one incarnation on all shards, empty, where they do not have that; loads the functions first.
@@ -82,19 +70,20 @@ class RedisStore:
         Raises:
             ConfigError: the model was made with another number of shards.
         """
-        await self.load_functions()
+        functions = files("index").joinpath("kvatlas.lua").read_text()
+        await self._servers.command_all("FUNCTION", "LOAD", "REPLACE", functions)
         bases = self._bases(model)
         made = False
         while (incarnation := await self._incarnation(model, bases)) is None:
             lock = f"setup of {bases[0]}"
-            if not await self._command(0, "SET", lock, "", "NX", "PX", _LOCK_MS):
+            if not await self._servers.command(0, "SET", lock, "", "NX", "PX", _LOCK_MS):
                 await asyncio.sleep(_LOCKED_S)
                 continue
             if await self._incarnation(model, bases) is None:  # nobody was faster
                 made = True
                 await self._wipe(bases)
                 await self._begin(bases, expected)
-            await self._command(0, "DEL", lock)
+            await self._servers.command(0, "DEL", lock)
         await self._remember(model, bases, incarnation)
         return made
 
@@ -113,7 +102,7 @@ class RedisStore:
     async def apply(self, flush: Flush) -> Applied:
         """Apply data, fences and cursor on every shard of the model."""
         model = self._writable(flush.model)
-        if model.losses != self._losses:  # who answers now may not know all slots that were given out
+        if model.losses != self._servers.losses:  # who answers now may not know all slots that were given out
             await self.reload(flush.model)
             model = self._models[flush.model]
         result = Applied()
@@ -131,10 +120,10 @@ class RedisStore:
         field = f"{cursor.topic_id} {cursor.partition}" if cursor else ""
         offset = cursor.offset if cursor else 0
         calls = [
-            self._call(shard, "apply", model.incarnation, field, offset, b"".join(parts[shard]), model=model)
-            for shard in range(len(parts))
+            self._fcall(shard, base, "apply", model.incarnation, field, offset, b"".join(parts[shard]))
+            for shard, base in enumerate(model.bases)
         ]
-        replies = await _gather(calls)
+        replies = await gather(calls)
         counts = cast("list[int]", replies[0])
         result.add(Applied(*counts))
         result.gaps += await self._beat(model, flush.writes)
@@ -150,7 +139,7 @@ class RedisStore:
                 version, found = await self._walk_shards(bases, chain, gap)
             known = self._models.get(model)
             # a later table may name a slot's next holder, and so may one of a server that has lost its last writes
-            if known is not None and known.table == (version, self._losses):
+            if known is not None and known.table == (version, self._servers.losses):
                 break
             await self.holders(model)
         runs = runs_by_slot(found)
@@ -164,16 +153,14 @@ class RedisStore:
         """Return the model's holders."""
         bases = self._bases(model)
         base = bases[0]
-        losses = self._losses
-        with _TRANSLATED:
-            async with self._client(0).pipeline(transaction=True) as pipe:
-                queue = cast("Any", pipe).execute_command
-                queue("GET", f"{base}i")
-                queue("GET", f"{base}v")
-                queue("TIME")
-                for name in "fapb":
-                    queue("HGETALL", f"{base}{name}")
-                incarnation, version, now, *tables = await pipe.execute()
+        losses = self._servers.losses
+        commands = [
+            ("GET", f"{base}i"),
+            ("GET", f"{base}v"),
+            ("TIME",),
+            *(("HGETALL", f"{base}{name}") for name in "fapb"),
+        ]
+        incarnation, version, now, *tables = await self._servers.transaction(0, commands)
         if incarnation is None:
             raise StaleIndex(f"model {model!r} has no incarnation")
         now_ms = now[0] * 1000 + now[1] // 1000
@@ -184,7 +171,9 @@ class RedisStore:
 
     async def cursors(self, model: str) -> dict[tuple[str, int], int]:
         """Return (topic id, partition) -> next offset; the least advanced shard's, absent where one has none."""
-        shards = [await self._command(shard, "HGETALL", f"{base}c") for shard, base in enumerate(self._bases(model))]
+        shards = [
+            await self._servers.command(shard, "HGETALL", f"{base}c") for shard, base in enumerate(self._bases(model))
+        ]
         fields = set.intersection(*(set(shard) for shard in shards))
         least = {field: min(int(shard[field]) for shard in shards) for field in fields}
         return {
@@ -197,7 +186,7 @@ class RedisStore:
         """Return the holder's index digest; walks the whole keyspace of the model's servers."""
         blocks: list[tuple[int, int]] = []
         for shard, base in enumerate(self._bases(model)):
-            fence = await self._command(shard, "HGET", f"{base}f", holder_field(holder))
+            fence = await self._servers.command(shard, "HGET", f"{base}f", holder_field(holder))
             if fence is None:
                 continue
             cursor = b"0"
@@ -215,7 +204,7 @@ class RedisStore:
         bases = self._bases(model)
         dead: set[int] | None = None
         for shard, base in enumerate(bases):
-            members = {int(slot) for slot in await self._command(shard, "SMEMBERS", f"{base}d")}
+            members = {int(slot) for slot in await self._servers.command(shard, "SMEMBERS", f"{base}d")}
             dead = members if dead is None else dead & members
         if not dead:
             return 0
@@ -236,9 +225,9 @@ class RedisStore:
         """Return the table's version, and the segments along bands of a chain that are this shard's own."""
         found: list[Piece] = []
         at = 0
-        link = self._link(shard)
+        link = self._servers.link(shard)
         while True:
-            with _TRANSLATED:
+            with TRANSLATED:
                 reply = await link.call("FCALL_RO", "kvatlas_find", 1, f"{base}i", *stretches(chain, at * 8, gap))
             found += pieces(reply, chain, at)
             missing = needed(reply)
@@ -249,10 +238,10 @@ class RedisStore:
     async def _walk_shards(self, bases: list[str], chain: bytes, gap: int) -> tuple[int, list[Piece]]:
         """Ask every shard about its own bands; shard 0 always, for its version names the slots."""
         bands: dict[int, list[int]] = {0: []}
-        for at in range(0, len(chain), _BAND_BYTES):
+        for at in range(0, len(chain), BAND_BYTES):
             bands.setdefault(int.from_bytes(chain[at : at + 8], "little") % len(bases), []).append(at)
-        answers = await _gather(
-            self._walk(shard, bases[shard], b"".join(chain[at : at + _BAND_BYTES] for at in own), gap)
+        answers = await gather(
+            self._walk(shard, bases[shard], b"".join(chain[at : at + BAND_BYTES] for at in own), gap)
             for shard, own in bands.items()
         )
         found = [piece for own, (_, part) in zip(bands.values(), answers, strict=True) for piece in apart(part, own)]
@@ -268,7 +257,7 @@ class RedisStore:
 
     async def _incarnation(self, model: str, bases: list[str]) -> str | None:
         """Return the incarnation that all shards have, or None."""
-        found = [await self._command(shard, "GET", f"{base}i") for shard, base in enumerate(bases)]
+        found = [await self._servers.command(shard, "GET", f"{base}i") for shard, base in enumerate(bases)]
         if found[0] is not None and found[0].split()[-1] != str(len(bases)).encode():
             raise ConfigError(f"shards: {len(bases)}, but model {model!r} was made as {found[0].decode()!r}")
         return found[0].decode() if found[0] is not None and len(set(found)) == 1 else None
@@ -278,9 +267,11 @@ class RedisStore:
         for shard, base in enumerate(bases):
             cursor: Any = b"0"
             while True:
-                cursor, keys = await self._command(shard, "SCAN", cursor, "MATCH", f"{base}*", "COUNT", _WIPE_COUNT)
+                cursor, keys = await self._servers.command(
+                    shard, "SCAN", cursor, "MATCH", f"{base}*", "COUNT", _WIPE_COUNT
+                )
                 if keys:
-                    await self._command(shard, "UNLINK", *keys)
+                    await self._servers.command(shard, "UNLINK", *keys)
                 if not int(cursor):
                     break
 
@@ -291,8 +282,8 @@ class RedisStore:
             await self._fcall(shard, base, "begin", fresh, *([] if shard else members))
 
     async def _remember(self, model: str, bases: list[str], incarnation: str) -> None:
-        known = self._models[model] = _Model(bases, incarnation, self._losses)
-        owners = await self._command(0, "HGETALL", f"{known.bases[0]}o")
+        known = self._models[model] = _Model(bases, incarnation, self._servers.losses)
+        owners = await self._servers.command(0, "HGETALL", f"{known.bases[0]}o")
         for field, text in owners.items():
             life, epoch, slot = (int(part) for part in text.split())
             known.epochs[holder_of(field)] = Epoch(life, epoch, slot)
@@ -306,8 +297,8 @@ class RedisStore:
         if known is not None and (known.life, known.epoch) == (write.life, epoch):
             return known
         for attempt in range(2):
-            slot = await self._call(
-                0, "take_slot", model.incarnation, holder_field(write.holder), write.life, epoch, model=model
+            slot = await self._fcall(
+                0, model.bases[0], "take_slot", model.incarnation, holder_field(write.holder), write.life, epoch
             )
             if slot != -2:
                 break
@@ -324,61 +315,17 @@ class RedisStore:
         arguments = pack_beats(writes)
         if not arguments:
             return 0
-        return cast(int, await self._call(0, "beat", model.incarnation, *arguments, model=model))
+        return cast(int, await self._fcall(0, model.bases[0], "beat", model.incarnation, *arguments))
 
-    # ---- calls
+    # ---- names
 
     def _bases(self, model: str) -> list[str]:
+        """Return what the keys of each shard begin with."""
         known = self._models.get(model)
         if known is not None:
             return known.bases
         slug = model_slug(model)
         return [f"{{{slug}.{shard}}}" for shard in range(self._shards)]
 
-    def _client(self, shard: int) -> "aioredis.Redis":
-        return self._clients[shard % len(self._clients)]
-
-    async def _call(self, shard: int, name: str, *arguments: Any, model: _Model) -> Any:
-        return await self._fcall(shard, model.bases[shard], name, *arguments)
-
-    @property
-    def _losses(self) -> int:
-        return sum(link.losses for link in self._links)
-
-    def _link(self, shard: int) -> Link:
-        return self._links[shard % len(self._links)]
-
     async def _fcall(self, shard: int, base: str, name: str, *arguments: Any, kind: str = "FCALL") -> Any:
-        with _TRANSLATED:
-            return await self._link(shard).call(kind, f"kvatlas_{name}", 1, f"{base}i", *arguments)
-
-    async def _command(self, shard: int, *arguments: Any) -> Any:
-        with _TRANSLATED:
-            return await cast("Any", self._client(shard)).execute_command(*arguments)
-
-
-class _Translated:
-    """Raises the library's errors as ours."""
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Translate."""
-        if isinstance(error, ResponseError):
-            text = str(error)
-            if text.startswith("KVSTALE") or "Function not found" in text:
-                raise StaleIndex(text) from error
-            raise StoreUnavailable(text) from error
-        if isinstance(error, RedisError | OSError):
-            raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
-
-
-_TRANSLATED = _Translated()
-
-
-async def _gather(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    listed = list(calls)
-    if len(listed) == 1:
-        return [await listed[0]]
-    return list(await asyncio.gather(*listed))
+        return await self._servers.call(shard, kind, f"kvatlas_{name}", 1, f"{base}i", *arguments)

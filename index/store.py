@@ -8,7 +8,7 @@ import msgspec
 
 from index.fold import Flush
 from index.match import Run
-from schemas.events import Heartbeat
+from schemas.events import Heartbeat, HolderState
 from schemas.profiles import Holder, Profile
 
 REBUILDING = "rebuilding"
@@ -47,7 +47,7 @@ class HolderRow(msgspec.Struct, frozen=True, kw_only=True):
     applied: dict[str, int]  # source -> last engine sequence applied
     profile: Profile | None = None
     received: dict[str, int] = {}  # source -> last engine sequence that reached the relay
-    state: str = "silent"  # what its relay said last
+    state: HolderState = "silent"  # what its relay said last
     share_known: float = 1.0
     reason: str = ""
     age_s: float | None = None  # since the last heartbeat, by the store's clock; None: none yet

@@ -10,10 +10,9 @@ from functools import lru_cache
 from operator import sub
 from struct import Struct
 
-from index.hashing import BAND_BLOCKS
 from index.match import Run
+from schemas.events import BAND_BLOCKS, BAND_BYTES
 
-_BAND_BYTES = BAND_BLOCKS * 8
 _HEAD_BANDS = 2  # prompts part early: of the benchmark's 2048-block prompts 8 % need a second call, with 1 band 61 %
 _SHARED_BYTES = range(8 * 5, 4096)  # of a segment's holders: so many that prompts share it, and few enough to keep
 _SHARED_PIECES = 8  # at a chain's beginning; prompts of the benchmark have 5 pieces, the longest ones 15
@@ -39,9 +38,9 @@ def stretches(chain: bytes, at: int, gap: int) -> list[bytes | int]:
         chain: whole bands of a prompt, the last of which may be shorter.
         gap: blocks in a row that no segment has and that do not end the walk.
     """
-    head = at + (_BAND_BYTES if at else _HEAD_BANDS * _BAND_BYTES)
+    head = at + (BAND_BYTES if at else _HEAD_BANDS * BAND_BYTES)
     # where the last turn ended is often in the last whole band
-    tail = (len(chain) - _BAND_BYTES) // _BAND_BYTES * _BAND_BYTES
+    tail = (len(chain) - BAND_BYTES) // BAND_BYTES * BAND_BYTES
     if gap >= BAND_BLOCKS or tail <= head:
         return [gap, 0, chain[at:]]
     between = memoryview(chain)[head:tail].cast("Q")

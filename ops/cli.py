@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ log = structlog.get_logger()
 
 Given = TypeVar("Given", bound=msgspec.Struct)
 
+_INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line; configuration errors are one line on stderr and exit code 2."""
@@ -38,7 +41,7 @@ def main() -> None:
         print(f"kvatlas: {error}", file=sys.stderr)  # noqa: T201
         code = 1
     except KeyboardInterrupt:
-        code = 130
+        code = _INTERRUPTED
     sys.exit(code)
 
 
@@ -46,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvatlas",
         description="A live index of what every LLM replica has in its KV cache, and a price for each prompt.",
-        epilog="Settings are environment variables KVATLAS_*; README.md lists them.",
+        epilog="Settings are environment variables KVATLAS_*; ops/README.md lists them.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_relay(commands)
@@ -98,6 +101,8 @@ def _relay(arguments: argparse.Namespace, settings: Settings) -> int:
     facts = set_values(arguments.set, EngineSettings)
     if not is_http(arguments.events):
         facts = msgspec.structs.replace(facts, transport="zmq")
+    if arguments.ranks < 1 or arguments.rank < 0:
+        raise ConfigError(f"--ranks {arguments.ranks}, --rank {arguments.rank}: at least one rank, counted from 0")
     config = RelayConfig(
         model=arguments.model,
         replica=arguments.replica,
@@ -174,16 +179,15 @@ def _router(arguments: argparse.Namespace, settings: Settings) -> int:
     from index.redis_store import RedisStore
     from router.app import build_app
 
+    host, port = settings.router_host, settings.router_port
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"KVATLAS_ROUTER_HOST, KVATLAS_ROUTER_PORT: {host}:{port}: {error}") from error
     store = RedisStore.from_urls(listed(settings.redis_url), settings.shards, timeout_s=settings.router_redis_timeout_s)
     app = build_app(store, settings, store.close)
-    uvicorn.run(
-        app,
-        host=settings.router_host,
-        port=settings.router_port,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=5,
-    )
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 
@@ -200,7 +204,7 @@ def _topics(arguments: argparse.Namespace, settings: Settings) -> int:
 
     specs = topic_specs(listed(settings.models), settings.partitions)
 
-    async def run(stop: asyncio.Event) -> int:
+    async def create() -> int:
         reports = await create_topics(settings.kafka_brokers, specs, settings.security)
         for report in reports:
             state = "created" if report.created else "different" if report.differences else "present"
@@ -208,6 +212,9 @@ def _topics(arguments: argparse.Namespace, settings: Settings) -> int:
             for difference in report.differences:
                 _print(f"          {difference.setting}: wanted {difference.wanted}, found {difference.found}")
         return 1 if any(report.differences for report in reports) else 0
+
+    async def run(stop: asyncio.Event) -> int:
+        return await _until(stop, create(), interrupted=_INTERRUPTED)
 
     return _run(run)
 
@@ -238,6 +245,8 @@ def _check(arguments: argparse.Namespace, settings: Settings) -> int:
         return asyncio.run(check_recording(arguments.recording, arguments.engine_version, as_json=arguments.json))
     if arguments.events is None or arguments.engine_version is None:
         raise ConfigError("check-engine: --events and --engine-version are needed, or --recording")
+    if arguments.engine not in ("vllm", "sglang"):
+        raise ConfigError(f"check-engine: {arguments.engine!r} cannot be checked; vllm and sglang can")
     target = Target(
         engine=arguments.engine,
         version=arguments.engine_version,
@@ -281,7 +290,8 @@ def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
     from ops.replay.command import replay_all
 
     async def run(stop: asyncio.Event) -> int:
-        return await replay_all(arguments.captures, stack=arguments.stack, as_json=arguments.json, settings=settings)
+        body = replay_all(arguments.captures, stack=arguments.stack, as_json=arguments.json, settings=settings)
+        return await _until(stop, body, interrupted=_INTERRUPTED)
 
     return _run(run)
 
@@ -374,16 +384,17 @@ def _value_of(name: str, text: str, kind: type[msgspec.Struct]) -> object:
     return value
 
 
-async def _until(stop: asyncio.Event, body: Coroutine[Any, Any, None]) -> int:
-    """Run a service until it is told to stop; return its exit code."""
+async def _until(stop: asyncio.Event, body: Coroutine[Any, Any, int | None], *, interrupted: int = 0) -> int:
+    """Run a body until it ends or is told to stop; return its exit code, or that of an interrupted one."""
     running, stopping = asyncio.create_task(body), asyncio.create_task(stop.wait())
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    ended = running.done()
     running.cancel()
     stopping.cancel()
     await asyncio.gather(running, stopping, return_exceptions=True)
     if not running.cancelled() and (error := running.exception()) is not None:
         raise error
-    return 0
+    return running.result() or 0 if ended else interrupted
 
 
 def _run(body: Callable[[asyncio.Event], Awaitable[int]]) -> int:

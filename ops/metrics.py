@@ -2,6 +2,8 @@
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
 
+from schemas.errors import ConfigError
+
 RELAY_MESSAGES = Counter(
     "kvatlas_relay_messages_total", "Messages taken from engines, by how they came.", ["engine", "how"]
 )
@@ -12,7 +14,7 @@ RELAY_REJECTS = Counter(
 )
 RELAY_DOUBTS = Counter(
     "kvatlas_relay_doubts_total",
-    "Blocks that earn nothing because their place or owner is not certain.",
+    "What mirrors refused, could not place or had to forget, by reason; mostly counted in blocks, which earn nothing.",
     ["engine", "reason"],
 )
 RELAY_LIVES = Counter(
@@ -28,7 +30,9 @@ RELAY_RECORDS = Counter("kvatlas_relay_records_total", "Records acknowledged by 
 RELAY_PRODUCERS = Counter(
     "kvatlas_relay_producers_total", "Kafka producers that failed and were replaced; the records were sent again."
 )
-RELAY_BLOCKS = Gauge("kvatlas_relay_blocks", "Engine hashes with copies in the mirror.", ["engine"])
+RELAY_BLOCKS = Gauge(
+    "kvatlas_relay_blocks", "Engine hashes with copies in a mirror, by whose it is.", ["engine", "model", "holder"]
+)
 
 STREAM_RECORDS = Counter("kvatlas_stream_records_total", "Records folded into the index.", ["topic"])
 STREAM_BLOCKS = Counter("kvatlas_stream_blocks_total", "Blocks written to the index.", ["topic"])
@@ -58,6 +62,14 @@ ROUTER_HOLDERS = Gauge("kvatlas_router_holders", "Holders in the last table read
 
 
 def serve(port: int, host: str = "127.0.0.1") -> None:
-    """Serve the metrics of this process over HTTP; port 0 serves none."""
-    if port:
+    """Serve the metrics of this process over HTTP; port 0 serves none.
+
+    Raises:
+        ConfigError: nothing can listen there.
+    """
+    if not port:
+        return
+    try:
         start_http_server(port, addr=host, registry=REGISTRY)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"KVATLAS_METRICS_HOST, KVATLAS_METRICS_PORT: {host}:{port}: {error}") from error

@@ -41,7 +41,7 @@ async def read_entries(client: Mapping[str, Any]) -> dict[str, ReplicaEntry]:
                 except ProfileError as error:
                     log.warning("registry.entry_refused", key=key, offset=record.offset, error=str(error))
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailable(f"{REPLICAS}: {type(error).__name__}: {error}") from error
+        raise BrokerUnavailable(f"{REPLICAS}: {error!r}") from error
     finally:
         await consumer.stop()
     return entries

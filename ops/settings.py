@@ -1,5 +1,6 @@
 """All settings; this module is the one reader of the environment."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -47,13 +48,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_take: int = 200  # records of one flush at most
     worker_take_within_s: float = 0.02
     worker_session_timeout_s: float = 10.0
-    worker_stuck_after_s: float = 120.0  # records wait and none is folded: the process exits
+    worker_stuck_after_s: float = 120.0  # records wait and none is folded: the process begins anew
     worker_sweep_s: float = 60.0
 
     router_host: str = "127.0.0.1"
     router_port: int = 8080
     router_refresh_s: float = 0.25  # how old the table of holders may be
     router_max_body_bytes: int = 32 << 20
+    router_body_timeout_s: float = 10.0
     router_redis_timeout_s: float = 0.5
     stale_after_s: float = 5.0  # since the last heartbeat
     unknown_after_s: float = 30.0
@@ -81,7 +83,17 @@ def load(environ: Mapping[str, str]) -> Settings:
     try:
         return msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"environment: {PREFIX}*: {error}") from error
+        raise ConfigError(f"environment: {_named(str(error), given)}") from error
+
+
+def _named(problem: str, given: Mapping[str, str]) -> str:
+    """Return msgspec's complaint with the variable and its value in it; a password is a text, so it is never wrong."""
+    found = re.search(r" - at `\$\.(\w+)`| unknown field `(\w+)`", problem)
+    if found is None:
+        return problem
+    if found[2] is not None:
+        return f"{PREFIX}{found[2].upper()} is no setting"
+    return f"{PREFIX}{found[1].upper()}={given[found[1]]!r}: {problem[: found.start()]}"
 
 
 def listed(value: str) -> list[str]:

@@ -32,6 +32,6 @@ async def follow_control(client: Mapping[str, Any], on_resync: Callable[[Resync]
             except FrameError as error:
                 log.warning("relay.control_refused", offset=record.offset, reason=error.reason, detail=error.detail)
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailable(f"{CONTROL}: {type(error).__name__}: {error}") from error
+        raise BrokerUnavailable(f"{CONTROL}: {error!r}") from error
     finally:
         await consumer.stop()

@@ -2,13 +2,13 @@
 
 import re
 from math import gcd
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from relays.lmcache_mp import lmcache_profile
 from schemas.errors import ConfigError
-from schemas.profiles import Group, HashScheme, PoolUse, Profile, TierProfile
+from schemas.profiles import MAX_SIZE, Group, HashScheme, PoolUse, Profile, Size, TierProfile
 
 Connector = Literal["none", "offloading", "simple_cpu"]
 """What moves vLLM's blocks to host memory; it decides what a clear means (engines/vllm-events.md 4.5)."""
@@ -19,6 +19,8 @@ TRTLLM_BLOCK_SIZE = 32
 _SGLANG_LEAST_LOAD = 10  # tokens that HiCache loads back at the least, 0.5.6 to 0.5.23
 _MAX_SHARDS = 64
 
+SizeOrNone = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
+
 DEFAULT_SEED = "vllm-none-hash"
 """Seed of vLLM's block hashes where PYTHONHASHSEED is unset, 0.29 and newer (v1/core/kv_cache_utils.py)."""
 
@@ -26,13 +28,13 @@ DEFAULT_SEED = "vllm-none-hash"
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator may say of an engine; every field has a default that fits a plain deployment."""
 
-    block_size: int = 0  # tokens; 0: learnt from its events
+    block_size: SizeOrNone = 0  # tokens; 0: learnt from its events
     groups: tuple[Group, ...] = ()  # empty: learnt from its events (vLLM 0.22 and newer)
-    prefix_match_unit: int = 0  # vLLM 0.26 and newer: partial blocks
+    prefix_match_unit: SizeOrNone = 0  # vLLM 0.26 and newer: partial blocks
     drafting: Literal["none", "eagle"] = "none"
     connector: Connector = "none"
     host_chunks: int | None = None  # capacity of the host tier
-    blocks_per_chunk: int = 1  # of the host tier
+    blocks_per_chunk: Size = 1  # of the host tier
     hash_algorithm: str = "sha256"
     hash_seed: str | None = None  # PYTHONHASHSEED of the engine
     hash_bits: int = 64  # 256 with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0
@@ -41,7 +43,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     upper_bound_policy: Literal["credit", "gone"] = "credit"  # of replicas that do not report every class
     report_mode_full: bool = False  # clients send kv_cache_report_mode=full
     lmcache: Literal["none", "in_process", "mp"] = "none"  # vLLM: LMCache inside the engine, or a server beside it
-    lmcache_chunk: int = 256  # tokens
+    lmcache_chunk: Size = 256  # tokens
     max_age_s: float = 3600.0  # of copies that nothing ever removes
     pools: tuple[PoolUse, ...] = ()  # that this replica reads
     adapters: dict[str, str] = {}  # lora id -> name, for versions that send only the id
@@ -347,8 +349,11 @@ def _vllm_drafting(
 def _vllm_host(number: tuple[int, ...], settings: EngineSettings) -> TierProfile:
     """Return the host tier; OffloadingConnector may load the prompt's last token, and counts it from 0.20 on.
 
-    Source: v1/offloading_connector.py 0.14.1, v1/offloading/scheduler.py 0.22.1 to 0.32.0, v1/core/sched/scheduler.py
-    0.19.1 and 0.20.0 (PrefillStats), and a live 0.32.0.
+    A draft model takes the last chunk that it finds from 0.24 on, and SimpleCPUOffloadConnector's last block always.
+
+    Source: v1/offloading_connector.py 0.14.1, v1/offloading/scheduler.py 0.22.1 to 0.32.0 (is_eagle_unverified),
+    v1/simple_kv_offload/manager.py 0.30.0 and 0.32.0 (use_eagle), v1/core/sched/scheduler.py 0.19.1 and 0.20.0
+    (PrefillStats), and a live 0.32.0.
     """
     if settings.lmcache == "in_process":
         if not settings.block_size or settings.lmcache_chunk % settings.block_size:
@@ -361,7 +366,13 @@ def _vllm_host(number: tuple[int, ...], settings: EngineSettings) -> TierProfile
     last: Literal["never", "uncounted", "counted"] = "never"
     if settings.connector == "offloading":
         last = "counted" if number >= (0, 20) else "uncounted"
-    return TierProfile("host", chunk=settings.blocks_per_chunk, capacity=settings.host_chunks, last_token=last)
+    return TierProfile(
+        "host",
+        chunk=settings.blocks_per_chunk,
+        capacity=settings.host_chunks,
+        last_token=last,
+        drafting=settings.connector == "simple_cpu" or (settings.connector == "offloading" and number >= (0, 24)),
+    )
 
 
 def _vllm_hash(number: tuple[int, ...], settings: EngineSettings) -> HashScheme:

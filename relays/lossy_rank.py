@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from ops.metrics import RELAY_MESSAGES
 from relays.engine import EngineRank
 from relays.lossy import Belief, Origin
-from relays.sockets import EngineSocket
+from relays.sockets import EngineSocket, unframe_published
 from relays.source import RankSource
-from schemas.events import MAX_NUMBER, HolderState
+from schemas.errors import FrameError
+from schemas.events import HolderState
 
 
 class LossyRank(RankSource):
@@ -43,9 +44,10 @@ class LossyRank(RankSource):
         return self._belief.age_limit_s(now_s)
 
     def _on_message(self, frames: Sequence[bytes]) -> None:
-        sequence = int.from_bytes(frames[1], "big") if len(frames) == 3 and len(frames[1]) == 8 else -1
-        if not 0 <= sequence <= MAX_NUMBER:
-            self._reject("frame_count" if len(frames) != 3 else "sequence", f"{len(frames)} frames")
+        try:
+            sequence, payload = unframe_published(frames)
+        except FrameError as error:
+            self._reject(error.reason, error.detail)
             return
         RELAY_MESSAGES.labels(self._label, "published").inc()
         now_s = asyncio.get_running_loop().time()
@@ -56,7 +58,7 @@ class LossyRank(RankSource):
         elif seen.verdict == "gap":
             self._log.warning("relay.gap", missed=seen.missed)
             self._origin.doubt(now_s, known=self._knows_anything)
-        self._report(sequence, self.engine.take(sequence, frames[2], now_s=now_s))
+        self._report(sequence, self.engine.take(sequence, payload, now_s=now_s))
         self._on_change()
 
     def _on_connection(self, connected: bool) -> None:

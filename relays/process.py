@@ -12,12 +12,12 @@ from relays.dialects import EngineSettings, profile_for
 from relays.engine import EngineRank
 from relays.lossy_rank import LossyRank
 from relays.rank import RankRelay
-from relays.sockets import EngineSocket
+from relays.sockets import EngineSocket, check_address
 from relays.source import RankSource
 from relays.teller import Teller
 from relays.trtllm_poller import EventPoller, PulledRank, events_url
 from schemas.errors import ConfigError
-from schemas.profiles import Holder, Profile, Rank
+from schemas.profiles import Holder, Profile, Rank, is_name
 
 log = structlog.get_logger()
 
@@ -130,8 +130,11 @@ def profile_of(config: RelayConfig) -> Profile:
     """Return the profile that configuration and dialect table give.
 
     Raises:
-        ConfigError: an engine that is not known here, or settings that it cannot have.
+        ConfigError: names that nothing can have, an engine that is not known here, or settings that it cannot have.
     """
+    for field in ("model", "replica"):
+        if not is_name(getattr(config, field)):
+            raise ConfigError(f"{field}: {getattr(config, field)[:80]!r} is no name: empty, too long, or of two lines")
     profile = profile_for(config.engine, config.model, config.replica, config.version, config.settings)
     pulled = profile.dialect == "trtllm"
     for rank in config.ranks:
@@ -140,6 +143,12 @@ def profile_of(config: RelayConfig) -> Profile:
             raise ConfigError(f"endpoint: {rank.endpoint!r}; {how}")
         if pulled:
             events_url(rank.endpoint)
+        else:
+            check_address(rank.endpoint)
+        if rank.replay_endpoint is not None:
+            check_address(rank.replay_endpoint)
+            if rank.replay_endpoint == rank.endpoint:
+                raise ConfigError(f"replay: {rank.endpoint!r} publishes the events; replays have another address")
     return msgspec.structs.replace(profile, ranks=config.ranks)
 
 

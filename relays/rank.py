@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from ops.metrics import RELAY_MESSAGES, RELAY_REPLAYS
 from relays.engine import EngineRank
 from relays.sequence import Action, Ask, Deliver, NewLife, Sequencer
-from relays.sockets import EngineSocket
+from relays.sockets import EngineSocket, unframe_published
 from relays.source import RankSource
+from schemas.errors import FrameError
 from schemas.events import MAX_NUMBER, HolderState
 
 _TICK_S = 0.25
@@ -70,13 +71,14 @@ class RankRelay(RankSource):
     # ---- what the socket says
 
     def _on_message(self, frames: Sequence[bytes]) -> None:
-        sequence = int.from_bytes(frames[1], "big") if len(frames) == 3 and len(frames[1]) == 8 else -1
-        if not 0 <= sequence <= MAX_NUMBER:
-            self._reject("frame_count" if len(frames) != 3 else "sequence", f"{len(frames)} frames")
+        try:
+            sequence, payload = unframe_published(frames)
+        except FrameError as error:
+            self._reject(error.reason, error.detail)
             return
         self._put_off_probe()
         RELAY_MESSAGES.labels(self._label, "published").inc()
-        self._act(self._sequencer.live(sequence, frames[2]))
+        self._act(self._sequencer.live(sequence, payload))
 
     def _on_connection(self, connected: bool) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -93,7 +95,7 @@ class RankRelay(RankSource):
 
     def _on_replayed(self, ask: Ask, sequence: int, payload: bytes) -> None:
         if sequence > MAX_NUMBER:
-            self._reject("sequence", "of a replayed message")
+            self._reject("sequence", f"{sequence} of a replayed message, at most {MAX_NUMBER}")
             return
         RELAY_MESSAGES.labels(self._label, "replayed").inc()
         self._act(self._sequencer.replayed(ask.number, sequence, payload))

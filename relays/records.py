@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from index.hashing import BAND_BLOCKS, pack_hashes
+from index.hashing import pack_hashes
 from relays.cache.block_table import Node
 from relays.cache.runs import Run, path_of
 from relays.mirror import Mirror
 from schemas.events import (
+    BAND_BLOCKS,
     MAX_RECORD_BYTES,
     SCHEMA_VERSION,
     BlockEvent,
@@ -118,7 +119,7 @@ def _with_paths(runs: Sequence[Run], *, with_names: bool) -> tuple[list[bytes], 
             continue
         shared = path_through.get(head.parent.hash)
         if shared is None:
-            hashes = path_of(head, BAND_BLOCKS)
+            hashes = path_of(head)
             shared = len(paths)
             paths.append(pack_hashes(hashes))
             for block_hash in hashes:

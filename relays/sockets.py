@@ -8,7 +8,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message, recv_monitor_message
 
-from schemas.errors import FrameError
+from schemas.errors import ConfigError, FrameError
+from schemas.events import MAX_NUMBER
 
 END_MARK = (1 << 64) - 1
 _RECEIVE_MARK = 200_000  # messages; the engines' own send mark is 100,000
@@ -105,6 +106,9 @@ class EngineSocket:
                         continue
                     if sequence == END_MARK:
                         return True
+                    if self._topic and len(frames) == 4 and frames[1] != self._topic:
+                        on_refused(FrameError("topic", f"{frames[1][:80]!r}, expected {self._topic!r}"))
+                        continue
                     on_message(sequence, payload)
                     received += 1
                     if received % _AT_ONCE == 0:
@@ -113,6 +117,31 @@ class EngineSocket:
             return False
         finally:
             socket.close(0)
+
+
+def check_address(endpoint: str) -> None:
+    """Raise ConfigError where no socket can connect: a wildcard is what an engine binds to, not where it is."""
+    scheme, _, place = endpoint.partition("://")
+    host, _, port = place.rpartition(":")
+    reachable = {"tcp": host not in ("", "*") and port.isdecimal() and 0 < int(port) < 1 << 16}.get(scheme, bool(place))
+    if scheme not in ("tcp", "ipc", "inproc") or not reachable:
+        raise ConfigError(f"endpoint: {endpoint!r} is no ZMQ address to connect to, for example tcp://10.0.0.7:5557")
+
+
+def unframe_published(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    """Return (sequence, payload) of a published message `[topic, sequence, payload]`, of all engines and stores.
+
+    Raises:
+        FrameError: `frame_count` or `sequence`: not three parts, or a number that no record can carry.
+    """
+    if len(frames) != 3:
+        raise FrameError("frame_count", f"{len(frames)} frames, expected 3")
+    if len(frames[1]) != 8:
+        raise FrameError("sequence", f"{len(frames[1])} bytes, expected 8")
+    sequence = int.from_bytes(frames[1], "big")
+    if sequence > MAX_NUMBER:
+        raise FrameError("sequence", f"{sequence}, at most {MAX_NUMBER}")
+    return sequence, frames[2]
 
 
 def unframe_replay(frames: Sequence[bytes]) -> tuple[int, bytes]:

@@ -105,7 +105,7 @@ class HolderSource(ABC, Generic[Mirrored]):
             if count:
                 RELAY_DOUBTS.labels(self._label, reason).inc(count)
         counts.clear()
-        RELAY_BLOCKS.labels(self._label).set(self._mirrored.mirror.blocks)
+        RELAY_BLOCKS.labels(self._label, self.profile.model, str(self.holder)).set(self._mirrored.mirror.blocks)
 
 
 class RankSource(HolderSource[EngineRank]):

@@ -1,6 +1,5 @@
-"""Decoder of vLLM's KV events, 0.11 to 0.32: frames in, engine events out; pure."""
+"""Decoder of vLLM's KV events, 0.11 to 0.32: payloads in, engine events out; pure."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +14,6 @@ from relays.engine_events import (
     Removed,
     Stored,
 )
-from schemas.errors import FrameError
 from schemas.profiles import Group, GroupKind, Tier
 from schemas.vllm import SPEC_KINDS, AllBlocksCleared, ArrayEvent, BlockRemoved, BlockStored, Event
 
@@ -66,19 +64,6 @@ class Source(msgspec.Struct, frozen=True):
     def tier(self, medium: str | None) -> Tier:
         """Return the tier that a medium is spelled as."""
         return (DYNAMO_SPELLINGS if self.consolidated else TIER_SPELLINGS).get(medium, "other")
-
-
-def decode(frames: Sequence[bytes], source: Source) -> Decoded:
-    """Return what one published message says.
-
-    Raises:
-        FrameError: the message is no vLLM batch; nothing of it can be used.
-    """
-    if len(frames) != 3:
-        raise FrameError("frame_count", f"{len(frames)} frames, expected 3")
-    if len(frames[1]) != 8:
-        raise FrameError("sequence", f"{len(frames[1])} bytes, expected 8")
-    return decode_payload(int.from_bytes(frames[1], "big"), frames[2], source)
 
 
 def decode_payload(sequence: int, payload: bytes, source: Source) -> Decoded:

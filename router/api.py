@@ -10,7 +10,11 @@ from index.lookup import Prompt
 from schemas.errors import BadRequest
 from schemas.profiles import TIERS
 
+MAX_PROMPT_TOKENS = 1 << 22  # a router does nothing else while it hashes one
 MAX_MEDIA = 4096
+MAX_COVERED = 8  # times its length that the spans of a prompt may cover it, one over another
+MAX_REPLICAS = 4096
+MAX_QUOTED = 200  # characters of a caller's text in a refusal
 _U64 = (1 << 64) - 1
 
 
@@ -110,7 +114,7 @@ def parse_price(body: bytes) -> tuple[Prompt, list[str] | None]:
         raise BadRequest(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"body: not JSON: {error}") from error
-    return _prompt(request), request.replicas
+    return _prompt(request), _asked(request.replicas)
 
 
 def parse_raw(body: bytes, query: Mapping[str, str]) -> tuple[Prompt, list[str] | None]:
@@ -119,9 +123,9 @@ def parse_raw(body: bytes, query: Mapping[str, str]) -> tuple[Prompt, list[str] 
         raise BadRequest("query: `model` is missing")
     unknown = set(query) - {"model", "adapter", "cache_salt", "replicas"}
     if unknown:
-        raise BadRequest(f"query: unknown field {min(unknown)!r}")
+        raise BadRequest(f"query: unknown field {quoted(min(unknown))}")
     tokens = _packed("body", body)
-    replicas = query["replicas"].split(",") if "replicas" in query else None
+    replicas = _asked(query["replicas"].split(",") if "replicas" in query else None)
     prompt = Prompt(
         model=query["model"],
         prompt_tokens=tokens.token_count,
@@ -130,6 +134,17 @@ def parse_raw(body: bytes, query: Mapping[str, str]) -> tuple[Prompt, list[str] 
         salt=query.get("cache_salt"),
     )
     return prompt, replicas
+
+
+def quoted(text: str) -> str:
+    """Return a caller's text as refusals show it."""
+    return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}...")
+
+
+def _asked(replicas: list[str] | None) -> list[str] | None:
+    if replicas is not None and len(replicas) > MAX_REPLICAS:
+        raise BadRequest(f"replicas: {len(replicas)} names, at most {MAX_REPLICAS}")
+    return replicas
 
 
 def _prompt(request: PriceRequest) -> Prompt:
@@ -142,6 +157,7 @@ def _prompt(request: PriceRequest) -> Prompt:
     if request.prompt_tokens is not None:
         raise BadRequest("prompt_tokens: goes with block hashes; tokens are counted")
     if request.token_ids is not None:
+        _check_length("token_ids", len(request.token_ids))
         tokens = pack_tokens(request.token_ids)
     else:
         tokens = _packed("tokens_b64", _base64("tokens_b64", request.tokens_b64 or ""))
@@ -182,12 +198,21 @@ def _media(spans: list[MediaSpan], prompt_tokens: int) -> tuple[Media, ...]:
     for position, span in enumerate(spans):
         if span.offset < 0 or span.length < 1 or span.offset + span.length > prompt_tokens:
             raise BadRequest(f"media[{position}]: tokens {span.offset}+{span.length} lie outside the prompt")
+    covered = sum(span.length for span in spans)
+    if covered > MAX_COVERED * prompt_tokens:
+        raise BadRequest(f"media: spans of {covered} tokens cover {prompt_tokens} more than {MAX_COVERED} times")
     return tuple(Media(span.id, span.offset, span.length) for span in spans)
+
+
+def _check_length(place: str, prompt_tokens: int) -> None:
+    if prompt_tokens > MAX_PROMPT_TOKENS:
+        raise BadRequest(f"{place}: {prompt_tokens} tokens, at most {MAX_PROMPT_TOKENS}")
 
 
 def _packed(place: str, data: bytes) -> Tokens:
     if len(data) % 4:
         raise BadRequest(f"{place}: {len(data)} bytes are no whole number of little-endian u32 tokens")
+    _check_length(place, len(data) // 4)
     return Tokens(data, wide=False)
 
 

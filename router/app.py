@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -20,7 +20,7 @@ from index.match import NOTHING, Reach
 from index.store import Store
 from ops.metrics import ROUTER_PRICE, ROUTER_REQUESTS, ROUTER_UNKNOWN
 from ops.settings import Settings, listed
-from router.api import PriceAnswer, ReplicaPrice, Replicas, ReplicaStatus, encode, parse_price, parse_raw
+from router.api import PriceAnswer, ReplicaPrice, Replicas, ReplicaStatus, encode, parse_price, parse_raw, quoted
 from router.fleet import Fleet, Member, Table
 from router.pricing import choose, merge_ranks, price, unknown
 from schemas.errors import BadRequest, StaleIndex, StoreUnavailable
@@ -37,6 +37,17 @@ class TooLarge(BadRequest):
     """A body beyond the limit."""
 
 
+class TooSlow(BadRequest):
+    """A body that did not come in time."""
+
+
+class Left(BadRequest):
+    """A caller that did not wait for the answer."""
+
+
+_STATUS: dict[type[BadRequest], int] = {UnknownModel: 404, TooSlow: 408, TooLarge: 413, Left: 499}  # else 400
+
+
 class Router:
     """Answers questions from the store; holds nothing but a table of holders that it can read again."""
 
@@ -45,8 +56,10 @@ class Router:
         self._models = listed(settings.models)
         self._secret = settings.secret.encode()
         self._max_body_bytes = settings.router_max_body_bytes
+        self._body_timeout_s = settings.router_body_timeout_s
         self._rng = random.Random()
         self._refresh_s = settings.router_refresh_s
+        self.stopping = False
         self.fleet = Fleet(
             store,
             stale_after_s=settings.stale_after_s,
@@ -59,7 +72,7 @@ class Router:
         """`POST /v1/price`."""
         body = await self._body(request)
         with ROUTER_PRICE.time():
-            if request.headers.get("content-type", "").startswith("application/octet-stream"):
+            if request.headers.get("content-type", "").lower().startswith("application/octet-stream"):
                 prompt, replicas = parse_raw(body, request.query_params)
             else:
                 prompt, replicas = parse_price(body)
@@ -92,8 +105,12 @@ class Router:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def keep_fresh(self) -> None:
-        """Read the tables of configured models again and again, so that no request waits for it."""
-        while True:
+        """Read the tables of configured models again and again, so that no request waits for it.
+
+        Ends when cancelled or told to: Python 3.11's `wait_for`, which redis-py connects with, can lose a cancellation
+        (python/cpython#86296).
+        """
+        while not self.stopping:
             for model in self._models:
                 await self.fleet.refresh(model)
             await asyncio.sleep(self._refresh_s)
@@ -101,9 +118,8 @@ class Router:
     async def _price(self, prompt: Prompt, replicas: list[str] | None) -> PriceAnswer:
         table = await self.fleet.table(self._served(prompt.model))
         pools = {h: m for h, m in table.members.items() if h.rank is None}
-        members = {
-            h: m for h, m in table.members.items() if h not in pools and (replicas is None or h.name in replicas)
-        }
+        asked = None if replicas is None else set(replicas)
+        members = {h: m for h, m in table.members.items() if h not in pools and (asked is None or h.name in asked)}
         found: dict[Holder, Reach] = {}
         doubt = "" if table.index == "ready" else table.index
         if not doubt:
@@ -117,7 +133,7 @@ class Router:
                 doubt = "store_unavailable"
                 log.warning("router.store_unavailable", error=str(error))
         prices = [_price_member(h, m, found.get(h), prompt.prompt_tokens, doubt) for h, m in members.items()]
-        for name in sorted(set(replicas or ()) - {holder.name for holder in members}):
+        for name in sorted((asked or set()) - {holder.name for holder in members}):
             prices.append(unknown(name, None, prompt.prompt_tokens, doubt or "never_heard_of"))
         _tell_pools(prices, members, pools)
         prices = _one_where_no_rank_can_be_picked(prices, members)
@@ -137,17 +153,23 @@ class Router:
 
     def _served(self, model: str) -> str:
         if self._models and model not in self._models:
-            raise UnknownModel(f"model: {model!r} is not served here")
+            raise UnknownModel(f"model: {quoted(model)} is not served here")
         return model
 
     async def _body(self, request: Request) -> bytes:
         chunks: list[bytes] = []
         size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                raise TooLarge(f"body: more than {self._max_body_bytes} bytes")
-            chunks.append(chunk)
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > self._max_body_bytes:
+                        raise TooLarge(f"body: more than {self._max_body_bytes} bytes")
+                    chunks.append(chunk)
+        except TimeoutError as error:
+            raise TooSlow(f"body: {size} bytes came within {self._body_timeout_s} s, and not the rest") from error
+        except ClientDisconnect as error:
+            raise Left(f"body: the caller left after {size} bytes") from error
         return b"".join(chunks)
 
 
@@ -160,6 +182,7 @@ def build_app(store: Store, settings: Settings, close: Callable[[], Awaitable[No
         async with asyncio.TaskGroup() as tasks:
             fresh = tasks.create_task(router.keep_fresh())
             yield
+            router.stopping = True
             fresh.cancel()
         if close is not None:
             await close()
@@ -183,8 +206,7 @@ def _counted(route: str, handler: Callable[[Request], Awaitable[Response]]) -> C
         try:
             response = await handler(request)
         except BadRequest as error:
-            status = 404 if isinstance(error, UnknownModel) else 413 if isinstance(error, TooLarge) else 400
-            response = _json({"error": str(error)}, status=status)
+            response = _json({"error": str(error)}, status=_STATUS.get(type(error), 400))
         ROUTER_REQUESTS.labels(route, str(response.status_code)).inc()
         return response
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
 import structlog
@@ -11,9 +12,12 @@ from index.lookup import Question, ask
 from index.store import REBUILDING, HolderRow, Store
 from ops.metrics import ROUTER_HOLDERS
 from schemas.errors import StaleIndex, StoreUnavailable
+from schemas.events import HolderState
 from schemas.profiles import Holder, Profile
 
 log = structlog.get_logger()
+
+_MAX_TABLES = 1000
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -63,6 +67,8 @@ class Fleet:
 
     def known(self, model: str) -> Table:
         """Return the table as it is, without reading."""
+        if model not in self._tables and len(self._tables) >= _MAX_TABLES:  # of names that callers made up
+            self._tables = {name: table for name, table in self._tables.items() if table.members}
         return self._tables.setdefault(model, Table())
 
     @property
@@ -115,7 +121,7 @@ class Fleet:
         table.index = reason
 
     def _count(self) -> None:
-        states: dict[str, int] = dict.fromkeys(("live", "catching_up", "stale", "unknown", "silent", "gone"), 0)
+        states: dict[str, int] = dict.fromkeys(get_args(HolderState), 0)
         for table in self._tables.values():
             for member in table.members.values():
                 states["unknown" if table.index != "ready" else member.judgement.state] += 1

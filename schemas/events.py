@@ -4,15 +4,19 @@ msgpack arrays through msgspec; new fields go to the tail, with defaults. Events
 applying a record twice ends right; the fence (`sequence`, per life, contiguous from 1) keeps the order.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from schemas.errors import FrameError
-from schemas.profiles import Holder, Profile
+from schemas.errors import FrameError, ProfileError
+from schemas.profiles import Holder, Profile, is_name
 
 SCHEMA_VERSION = 1
 MAX_NUMBER = 1 << 53  # lives and sequences; Lua's numbers are doubles
+BAND_BLOCKS = 128
+"""Depth at which the index cuts a chain; a record's path never reaches further back (DESIGN 6 and 7)."""
+BAND_BYTES = BAND_BLOCKS * 8  # of its packed hashes
 MAX_RECORD_BYTES = 1_000_000  # Kafka's default limit is 1 MiB, headers and batch overhead included
 
 HolderState = Literal["live", "catching_up", "stale", "unknown", "silent", "gone"]
@@ -82,7 +86,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return Holder(self.name, self.rank)
 
 
-_MAX_NAME_BYTES = 1024
 _MAX_SOURCE_BYTES = 200
 _MAX_SOURCES = 200
 _encoder = msgspec.msgpack.Encoder()
@@ -110,6 +113,10 @@ def decode_record(data: bytes) -> Record:
     for position, event in enumerate(record.events):
         if isinstance(event, BlocksStored | BlocksRemoved):
             _check_run(record, position, event)
+        elif isinstance(event, ProfileChanged):
+            _check_profile(position, event.profile)
+        elif isinstance(event, Heartbeat):
+            _check_sources(f"events[{position}].received", event.received)
     return record
 
 
@@ -118,18 +125,29 @@ def _check_head(record: Record) -> None:
     for field in ("life", "sequence"):
         if not 0 <= getattr(record, field) <= MAX_NUMBER:
             raise FrameError("record_bounds", f"{field}: {getattr(record, field)}")
-    if not 0 < len(record.name.encode()) <= _MAX_NAME_BYTES or "\n" in record.name or "\0" in record.name:
+    if not is_name(record.name):
         raise FrameError("record_bounds", f"name: {record.name[:80]!r}, {len(record.name)} characters")
     if record.rank is not None and not 0 <= record.rank < 1 << 16:
         raise FrameError("record_bounds", f"rank: {record.rank}")
-    if len(record.engine_sequence) > _MAX_SOURCES:
-        raise FrameError("record_bounds", f"engine_sequence: {len(record.engine_sequence)} sources")
-    for source, sequence in record.engine_sequence.items():
-        if len(source.encode()) > _MAX_SOURCE_BYTES or "\0" in source or not 0 <= sequence <= MAX_NUMBER:
-            raise FrameError("record_bounds", f"engine_sequence[{source[:80]!r}]: {sequence}")
+    _check_sources("engine_sequence", record.engine_sequence)
     for position, path in enumerate(record.paths):
-        if len(path) % 8 or len(path) > 127 * 8:
+        if len(path) % 8 or len(path) >= BAND_BYTES:
             raise FrameError("record_bounds", f"paths[{position}]: {len(path)} bytes")
+
+
+def _check_sources(place: str, sequences: Mapping[str, int]) -> None:
+    if len(sequences) > _MAX_SOURCES:
+        raise FrameError("record_bounds", f"{place}: {len(sequences)} sources")
+    for source, sequence in sequences.items():
+        if len(source.encode()) > _MAX_SOURCE_BYTES or "\0" in source or not 0 <= sequence <= MAX_NUMBER:
+            raise FrameError("record_bounds", f"{place}[{source[:80]!r}]: {sequence}")
+
+
+def _check_profile(position: int, profile: Profile) -> None:
+    try:
+        profile.check()
+    except ProfileError as error:
+        raise FrameError("record_bounds", f"events[{position}].profile: {error}") from error
 
 
 def _check_run(record: Record, position: int, run: BlocksStored | BlocksRemoved) -> None:
@@ -137,7 +155,7 @@ def _check_run(record: Record, position: int, run: BlocksStored | BlocksRemoved)
         raise FrameError("record_bounds", f"events[{position}].blocks: {len(run.blocks)} bytes")
     if not 0 <= run.depth_blocks < 1 << 31:
         raise FrameError("record_bounds", f"events[{position}].depth_blocks: {run.depth_blocks}")
-    needed = run.depth_blocks % 128 * 8
+    needed = run.depth_blocks % BAND_BLOCKS * 8
     if needed and not (0 <= run.path < len(record.paths) and len(record.paths[run.path]) >= needed):
         raise FrameError("record_bounds", f"events[{position}].path: {run.path} does not lead to {run.depth_blocks}")
     if isinstance(run, BlocksRemoved):

@@ -1,19 +1,21 @@
 """Profiles: what the rules need to know about a holder and its events do not say (topic `kv.replicas`)."""
 
-from typing import Literal, NamedTuple, NewType
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from schemas.errors import ProfileError
-
-ModelId = NewType("ModelId", str)
-ReplicaId = NewType("ReplicaId", str)
 
 Tier = Literal["gpu", "host", "disk", "pool", "other"]
 TIERS: tuple[Tier, ...] = ("gpu", "host", "disk", "pool", "other")
 """Fastest first; a medium that nobody knows is `other`: counted, never taken for GPU."""
 
 GroupKind = Literal["full", "window", "state"]
+MAX_SIZE = 1 << 24
+Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
+"""Of a block or a chunk."""
+Window = Annotated[int, msgspec.Meta(ge=1)]
+MAX_NAME_BYTES = 1024
 MAX_PAIRS = 16
 """Residency has two bytes, one bit a (group class, tier) pair."""
 
@@ -28,12 +30,17 @@ class Holder(NamedTuple):
         return self.name if self.rank is None else f"{self.name}/{self.rank}"
 
 
+def is_name(text: str) -> bool:
+    """Return whether a model, a replica or a pool can have this name: stores pack it beside others."""
+    return 0 < len(text.encode()) <= MAX_NAME_BYTES and "\n" not in text and "\0" not in text
+
+
 class GroupClass(NamedTuple):
     """Cache groups that are found and lost by one rule."""
 
     kind: GroupKind
-    window: int | None  # tokens
-    block_size: int  # tokens
+    window: Window | None  # tokens
+    block_size: Size  # tokens
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -41,8 +48,8 @@ class Group(msgspec.Struct, frozen=True):
 
     index: int
     kind: GroupKind
-    block_size: int  # tokens
-    window: int | None = None  # tokens, for kind `window`
+    block_size: Size  # tokens
+    window: Window | None = None  # tokens, for kind `window`
 
     @property
     def group_class(self) -> GroupClass:
@@ -54,12 +61,13 @@ class TierProfile(msgspec.Struct, frozen=True):
     """How one tier of a holder behaves."""
 
     name: Tier
-    chunk: int = 1  # retrieval unit, in blocks of the unit; a partial chunk earns nothing
+    chunk: Size = 1  # retrieval unit, in blocks of the unit; a partial chunk earns nothing
     capacity: int | None = None  # chunks
     removals: bool = True  # False: the source never announces them
     # whether a load may cover the prompt's last token, and whether the engine then counts it as cached
     last_token: Literal["never", "uncounted", "counted"] = "never"
     least_tokens: int = 0  # of a load; what is less is computed again
+    drafting: bool = False  # a draft model takes the last chunk that is found here too, as it does on the device
 
 
 class Pair(NamedTuple):
@@ -105,12 +113,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     version: str
     dialect: str
-    unit: int  # tokens of one index block: the finest size at which this cache can be hit
-    alignment: int  # a hit is a multiple of this many tokens
+    # tokens of one index block: the finest size at which this cache can be hit; 0: not learnt yet
+    unit: Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
+    alignment: Annotated[int, msgspec.Meta(ge=0)]  # a hit is a multiple of this many tokens; 0: of all blocks
     drafting: Literal["none", "drop_unit", "drop_unit_ahead", "pairs"] = "none"
     groups: tuple[Group, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    tiers: tuple[TierProfile, ...] = (TierProfile("gpu"),)
+    pairs: Annotated[tuple[Pair, ...], msgspec.Meta(max_length=MAX_PAIRS)] = ()
+    tiers: Annotated[tuple[TierProfile, ...], msgspec.Meta(min_length=1)] = (TierProfile("gpu"),)
     tier_walk: Literal["mixed", "device_then_lower"] = "mixed"
     removal: Literal["per_copy", "one_for_copies", "one_for_all_tiers"] = "per_copy"
     re_announces_hits: bool = False  # a store may repeat a copy that was announced before
@@ -154,23 +163,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
                 return tier
         return TierProfile(name)
 
-    def pair_bit(self, pair: Pair) -> int:
-        """Return the pair's bit, or 0 where it is not listed yet."""
-        return 1 << self.pairs.index(pair) if pair in self.pairs else 0
-
     def check(self) -> None:
-        """Raise ProfileError, naming the field, where facts contradict each other."""
-        if self.unit < 1 or self.alignment < 1 or self.alignment % self.unit:
-            raise ProfileError(f"alignment: {self.alignment} is not a multiple of the unit {self.unit}")
-        for group in self.groups:
-            if group.block_size < 1 or group.block_size % self.unit:
-                raise ProfileError(
-                    f"groups[{group.index}].block_size: {group.block_size} is not a multiple of the unit {self.unit}"
-                )
-            if (group.window is None) != (group.kind != "window"):
-                raise ProfileError(f"groups[{group.index}].window: {group.window} does not fit kind {group.kind}")
-        if len(self.pairs) > MAX_PAIRS:
-            raise ProfileError(f"pairs: {len(self.pairs)} (group class, tier) pairs, at most {MAX_PAIRS}")
+        """Raise ProfileError, naming the class, where its groups or residency bits are of none that a hit rule has."""
+        for known in {*(group.group_class for group in self.groups), *(pair.group_class for pair in self.pairs)}:
+            if (known.window is None) is (known.kind == "window"):
+                raise ProfileError(f"{known}: only the kind `window` has a window")
+            if self.unit and known.block_size % self.unit:
+                raise ProfileError(f"{known}: not a multiple of the unit {self.unit}")
 
 
 def class_bits(pairs: tuple[Pair, ...]) -> dict[GroupClass, dict[Tier, int]]:
@@ -225,6 +224,8 @@ def decode_entry(data: bytes) -> ReplicaEntry:
         ProfileError: the bytes are no entry.
     """
     try:
-        return _entry_decoder.decode(data)
+        entry = _entry_decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise ProfileError(f"kv.replicas: {error}") from error
+    entry.profile.check()
+    return entry

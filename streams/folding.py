@@ -23,6 +23,7 @@ _LONGEST_PAUSE_S = 5.0
 # differ a worker that keeps up is not misled, and what it reads a moment later corrects the rest.
 _LATE_S = 10.0
 _LATE_RECORDS = 200
+_SILENT_S = 10.0  # a life that says nothing for so long has ended, where another relay of its holder speaks
 
 
 class Taken(NamedTuple):
@@ -120,17 +121,7 @@ class Folder:
         return Part(partition, len(taken), taken[-1].offset + 1, records, refused, fold(records))
 
     async def _store_part(self, part: Part) -> None:
-        for letter in part.refused:
-            STREAM_DEAD_LETTERS.labels(self._topic, letter.reason).inc()
-            log.warning(
-                "stream.record_set_aside",
-                topic=self._topic,
-                partition=part.partition,
-                offset=letter.record.offset,
-                reason=letter.reason,
-                detail=letter.detail,
-            )
-            await self._set_aside(letter)
+        await self._set_all_aside(part)
         applied = await self._apply(
             Flush(self._model, Cursor(self.topic_id, part.partition, part.next_offset), part.writes)
         )
@@ -139,8 +130,26 @@ class Folder:
         STREAM_BLOCKS.labels(self._topic).inc(_blocks(part.records))
         for outcome in ("applied", "repeated", "refused", "gaps"):
             STREAM_WRITES.labels(outcome).inc(getattr(applied, outcome))
-        if applied.gaps:
-            await self._ask_broken(part.records)
+        if applied.gaps or applied.refused:
+            await self._ask_unheard(part.records)
+
+    async def _set_all_aside(self, part: Part) -> None:
+        """Write a part's dead letters, in order and together, for valid records wait behind them."""
+        if not part.refused:
+            return
+        first = part.refused[0]
+        log.warning(
+            "stream.records_set_aside",
+            topic=self._topic,
+            partition=part.partition,
+            count=len(part.refused),
+            offset=first.record.offset,
+            reason=first.reason,
+            detail=first.detail,
+        )
+        for letter in part.refused:
+            STREAM_DEAD_LETTERS.labels(self._topic, letter.reason).inc()
+        await asyncio.gather(*map(self._set_aside, part.refused))
 
     async def _apply(self, flush: Flush) -> Applied:
         pause_s = _FIRST_PAUSE_S
@@ -154,11 +163,21 @@ class Folder:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _ask_broken(self, records: Sequence[Record]) -> None:
-        """Ask the relays of holders that lost records to tell everything again."""
-        named = {record.holder for record in records}
-        for row in await self._store.holders(self._model):
-            if row.broken and row.holder in named:
+    async def _ask_unheard(self, records: Sequence[Record]) -> None:
+        """Ask relays to tell everything again: of holders that lost records, or whose higher life fell silent.
+
+        The latter had two relays, and the one that was believed is gone. What is missed here is asked for later.
+        """
+        lives = {record.holder: record.life for record in records}
+        try:
+            rows = await self._store.holders(self._model)
+        except StoreUnavailable as error:
+            log.warning("stream.store_unavailable", topic=self._topic, error=str(error))
+            return
+        for row in rows:
+            life = lives.get(row.holder, row.life)
+            silent = row.age_s is not None and row.age_s > _SILENT_S
+            if row.holder in lives and (row.broken or (silent and life < row.life)):
                 await self._ask_again(self._model, row.holder)
 
 

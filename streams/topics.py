@@ -247,4 +247,4 @@ def _translated(bootstrap: str) -> Iterator[None]:
     except NotImplementedError as error:  # aiokafka's word for a version that the broker does not speak
         raise ConfigError(f"Kafka at {bootstrap}: 3.0 or later is needed: {error}") from error
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailable(f"Kafka at {bootstrap}: {type(error).__name__}: {error}") from error
+        raise BrokerUnavailable(f"Kafka at {bootstrap}: {error!r}") from error

@@ -174,8 +174,9 @@ class Worker:
                     log.warning("stream.store_unavailable", model=model, error=str(error))
 
     async def _ask_broken(self, model: str) -> None:
+        """Ask who lost records, or whose profile is not in the log any more."""
         for row in await self._store.holders(model):
-            if row.broken and self._may_answer(row):
+            if (row.broken or row.profile is None) and self._may_answer(row):
                 await self._outbox.ask_again(model, row.holder)
 
     def _may_answer(self, row: HolderRow) -> bool:

@@ -18,15 +18,18 @@ import pytest
 
 from ops.embedded.kafka import EmbeddedKafka
 from ops.embedded.redis import EmbeddedRedis
+from ops.embedded.service import EmbeddedService
 
-Service = TypeVar("Service", EmbeddedKafka, EmbeddedRedis)
+Service = TypeVar("Service", bound=EmbeddedService)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs on the store alone: CI runs it once more on Debian's Redis."""
+    """Mark what needs services, and what needs the store alone: CI runs that once more on Debian's Redis."""
     for item in items:
         fixtures = item.fixturenames if isinstance(item, pytest.Function) else []
-        if "redis_url" in fixtures and "kafka" not in fixtures:
+        if not {"kafka", "redis_url", "embedded"}.isdisjoint(fixtures):
+            item.add_marker(pytest.mark.services)
+        if "redis_server" in fixtures and "kafka" not in fixtures:
             item.add_marker(pytest.mark.redis)
 
 
@@ -70,6 +73,13 @@ def embedded() -> None:
     if missing:
         refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         refuse(f"not installed: {', '.join(missing)}")
+
+
+@pytest.fixture
+def own_kafka(embedded: None, tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """A broker that the test may stop."""
+    with _running(EmbeddedKafka(tmp_path / "kafka")) as service:
+        yield service
 
 
 @pytest.fixture

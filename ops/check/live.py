@@ -19,7 +19,7 @@ from ops.check.report import Finding
 from ops.check.rules import Seen, check
 from ops.replay.pipeline import InProcess
 from relays.dialects import EngineSettings, profile_for
-from relays.sockets import END_MARK, EngineSocket, unframe_replay
+from relays.sockets import END_MARK, EngineSocket, check_address, unframe_published, unframe_replay
 from schemas.errors import FrameError, Unavailable
 
 _HANDSHAKE_S = 10.0
@@ -71,10 +71,10 @@ class Listener:
 
         def on_message(frames: "list[bytes]") -> None:
             self.recorder.frame("pub", frames, self.step)
-            if len(frames) == 3 and len(frames[1]) == 8:
-                self._messages.put_nowait((int.from_bytes(frames[1], "big"), frames[2]))
-            else:
-                self.pipeline.engine.counts["frame_count"] += 1
+            try:
+                self._messages.put_nowait(unframe_published(frames))
+            except FrameError as error:
+                self.pipeline.engine.counts[error.reason] += 1
 
         def on_connection(connected: bool) -> None:
             if connected:
@@ -158,7 +158,10 @@ async def check_live(target: Target, seconds: float) -> tuple[list[Finding], Lis
 
     Raises:
         Unavailable: nobody answers at one of the addresses.
+        ConfigError: one of them is none.
     """
+    for endpoint in filter(None, (target.events, target.replay)):
+        check_address(endpoint)
     context = zmq.asyncio.Context()
     listener = Listener(target, context)
     receiving = asyncio.create_task(listener.receive())

@@ -37,7 +37,7 @@ async def heartbeats(client: Mapping[str, Any], model: str, seconds: float) -> d
                     beats.update(_beats(record.value or b""))
             await asyncio.sleep(0)
     except (KafkaError, OSError) as error:
-        raise BrokerUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
+        raise BrokerUnavailable(f"{topic}: {error!r}") from error
     finally:
         await consumer.stop()
     return beats

@@ -3,17 +3,14 @@
 import asyncio
 import os
 import shutil
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import structlog
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from ops.embedded.jars import kafka_jars
 from ops.embedded.processes import LOOPBACK, ChildProcess, free_ports, listens
+from ops.embedded.service import EmbeddedService
 from schemas.errors import BrokerUnavailable, ConfigError
 
 # A small heap and the cheapest compiler: half the start time and memory of the defaults, and fast enough for tests.
@@ -25,9 +22,6 @@ _LOG_FLAGS = (
 )
 _CLUSTER_ID = "a3ZhdGxhcy1lbWJlZGRlZA"  # base64 of 16 bytes: kvatlas-embedded
 _CONFIG = "server.properties"
-_STOP_S = 20.0  # SIGTERM was seen to take 11 s on a busy machine
-
-log = structlog.get_logger()
 
 
 def default_cache() -> Path:
@@ -35,19 +29,20 @@ def default_cache() -> Path:
     return Path.home() / ".cache" / "kvatlas"
 
 
-class EmbeddedKafka:
-    """A broker on loopback ports that are its own for life; topics are never created by themselves.
+class EmbeddedKafka(EmbeddedService):
+    """A broker that keeps its data from one start to the next; topics are never created by themselves.
 
-    `async with` starts and stops it. `stop` and `start` may follow each other on the same ports and data, in any event
-    loop: nothing here belongs to one. `properties` is what goes into `server.properties` at the next start.
+    `properties` is what goes into `server.properties` at the next start.
     """
 
+    name = "Kafka"
+    unavailable = BrokerUnavailable
+    stop_s = 20.0  # SIGTERM was seen to take 11 s on a busy machine
+
     def __init__(self, folder: Path, *, cache: Path | None = None, start_timeout_s: float = 120.0) -> None:
-        self.log = folder.resolve() / "kafka.log"
+        super().__init__(folder.resolve() / "kafka.log", start_timeout_s)
         self._data = self.log.with_name("data")
         self._cache = cache or default_cache()
-        self._start_timeout_s = start_timeout_s
-        self._child: ChildProcess | None = None
         self._port, controller_port = free_ports(2)
         self.bootstrap = f"{LOOPBACK}:{self._port}"
         controller = f"{LOOPBACK}:{controller_port}"
@@ -76,55 +71,17 @@ class EmbeddedKafka:
         }
 
     @property
-    def pid(self) -> int | None:
-        """The broker's process id; None while it does not run, also where it ended by itself."""
-        return self._child.pid if self._child is not None and self._child.exit_code is None else None
+    def address(self) -> str:
+        """Return its bootstrap server."""
+        return self.bootstrap
 
-    async def __aenter__(self) -> Self:
-        """Start it."""
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop it."""
-        await self.stop()
-
-    async def start(self) -> None:
-        """Start the broker, on empty data for the first time; returns when it answers a metadata request.
-
-        Raises:
-            ConfigError: the packages of `kvatlas[embedded]` are not installed.
-            BrokerUnavailable: no jars, or the broker exited or did not answer in time; the message names its log, and
-                no process is left.
-        """
-        if self.pid is not None:
-            return
-        await self.stop(hard=True)  # what ended by itself leaves its guard
-        began_s = time.monotonic()
+    async def _launch(self) -> ChildProcess:
         java = await asyncio.to_thread(_java, self._cache)
         self._data.parent.mkdir(parents=True, exist_ok=True)
         self.log.with_name(_CONFIG).write_text("".join(f"{name}={value}\n" for name, value in self.properties.items()))
         if not (self._data / "meta.properties").exists():
             await self._format(java)
-        child = ChildProcess([*java, "kafka.Kafka", _CONFIG], self.log)
-        failure = await child.ready(self._answers, self._start_timeout_s)
-        if failure is not None:
-            raise BrokerUnavailable(f"embedded Kafka {failure}; its log: {self.log}")
-        self._child = child
-        log.info("embedded.kafka_started", bootstrap=self.bootstrap, took_s=round(time.monotonic() - began_s, 1))
-
-    async def stop(self, *, hard: bool = False) -> None:
-        """Stop the broker, if it runs, by SIGTERM (and SIGKILL after 20 s) or, if `hard`, by SIGKILL at once."""
-        child, self._child = self._child, None
-        if child is None:
-            return
-        if hard:
-            child.kill()
-        else:
-            await child.stop(_STOP_S)
-        log.info("embedded.kafka_stopped", bootstrap=self.bootstrap, hard=hard)
+        return ChildProcess([*java, "kafka.Kafka", _CONFIG], self.log)
 
     async def _format(self, java: list[str]) -> None:
         """Make the data folder, once in its life."""

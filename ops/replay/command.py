@@ -1,5 +1,6 @@
 """`kvatlas replay`: every given recording, in process or through the stack, and the table of what was found."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -37,6 +38,7 @@ async def replay_all(folders: Sequence[Path], *, stack: bool, as_json: bool, set
             parts = await exits.enter_async_context(Stack([MODEL], brokers=brokers, redis_url=redis_url))
             running = parts, await exits.enter_async_context(RouterClient(parts.router_url))
         for folder in given:
+            await asyncio.sleep(0)  # an in-process replay waits for nothing: here an interruption is heard
             try:
                 score = await _replay(load_capture(folder), running)
             except ConfigError as error:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ops.simulator.admission import check_request
 from ops.simulator.block_pool import Block, BlockPool
 from ops.simulator.chain import Adapter, Chain, HashScheme
 from ops.simulator.connector import Connector
 from ops.simulator.dialect import Dialect
-from schemas.errors import BadRequest
 from schemas.vllm import Event
 
 
@@ -149,16 +149,7 @@ class Engine:
         Raises:
             BadRequest: it is empty, generates nothing, or is longer than the engine can hold.
         """
-        if not request.tokens:
-            raise BadRequest("prompt: no tokens")
-        if not request.completion:
-            raise BadRequest("max_tokens: must be at least 1")
-        total = len(request.tokens) + len(request.completion)
-        if total > self._longest:
-            raise BadRequest(
-                f"prompt: {len(request.tokens)} tokens, and {len(request.completion)} to generate, "
-                f"are more than {self._longest}"
-            )
+        check_request(request.tokens, request.completion, self._longest)
         chain = Chain(self._scheme, request.tokens, adapter=request.adapter, salt=request.salt)
         self._waiting.append(_Sequence(request, chain))
 

@@ -49,9 +49,9 @@ class Publisher:
         # its queue stays at ZMQ's 1000, as the engines': a long replay to a slow reader loses messages
         self._replays = self._context.socket(zmq.ROUTER)
         try:
-            self._bind(self._publications, "events_port", settings.host, settings.events_port)
+            bind(self._publications, "events_port", settings.host, settings.events_port + rank)
             if settings.replay_port:
-                self._bind(self._replays, "replay_port", settings.host, settings.replay_port)
+                bind(self._replays, "replay_port", settings.host, settings.replay_port + rank)
         except ConfigError:
             self.close()
             raise
@@ -87,9 +87,15 @@ class Publisher:
         end = (b"",) if self._replay_topic else ()  # of the end mark the topic is empty
         await self._replays.send_multipart((client, b"", *end, END_SEQUENCE, b""))
 
-    def _bind(self, socket: zmq.asyncio.Socket, setting: str, host: str, port: int) -> None:
-        endpoint = f"tcp://{host}:{port + self._rank}"
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"{setting}: {endpoint}: {error}") from error
+
+def bind(socket: zmq.asyncio.Socket, setting: str, host: str, port: int) -> None:
+    """Bind a socket to a TCP port.
+
+    Raises:
+        ConfigError: the port is taken; the message names the setting.
+    """
+    endpoint = f"tcp://{host}:{port}"
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"{setting}: {endpoint}: {error}") from error

@@ -61,6 +61,9 @@ class LearntProfile:
                 self._counts["group_unknown"] += len(event.hashes)
                 return None
             group = event.group_spec or Group(event.group, "full", event.block_size)
+            if self.profile.unit and group.block_size % self.profile.unit:
+                self._counts["block_size_off_unit"] += 1
+                return None
             position = len(self.profile.groups)
             self._change(self.profile, groups=(*self.profile.groups, group))
         return position

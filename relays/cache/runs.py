@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from relays.cache.block_table import Node
+from schemas.events import BAND_BLOCKS
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -33,11 +34,11 @@ def runs_of(changes: Iterable[tuple[Node, int]]) -> list[Run]:
     return runs
 
 
-def path_of(node: Node, band_blocks: int) -> list[int]:
-    """Return the hashes from the last multiple of `band_blocks` up to the node's parent, root side first."""
+def path_of(node: Node) -> list[int]:
+    """Return the hashes from the first block of the node's band up to its parent, root side first."""
     path: list[int] = []
     current = node.parent
-    for _ in range(node.depth % band_blocks):
+    for _ in range(node.depth % BAND_BLOCKS):
         assert current is not None  # depth counts the ancestors
         path.append(current.hash)
         current = current.parent

@@ -10,12 +10,10 @@ from relays.llmd import decode_llmd
 from relays.lossy import Origin
 from relays.mooncake import DEFAULT_KEY_PATTERN, KeyPattern, Shards, decode_mooncake
 from relays.pools.source import PoolSource
+from relays.sockets import unframe_published
 from relays.source import log_refused
 from relays.stores import StoreMessage
 from schemas.errors import FrameError
-from schemas.events import MAX_NUMBER
-
-_MESSAGE_PARTS = 3
 
 
 class StoreMessages:
@@ -39,19 +37,17 @@ class StoreMessages:
 
     def take(self, frames: Sequence[bytes], origin: Origin, now_s: float) -> None:
         """Take one message: topic, sequence, payload."""
-        if len(frames) != _MESSAGE_PARTS or len(frames[1]) != 8:
-            self._refuse("frame_count", f"{len(frames)} frames")
-            return
-        sequence = int.from_bytes(frames[1], "big")
-        if sequence > MAX_NUMBER:
-            self._refuse("sequence", str(sequence))
+        try:
+            sequence, payload = unframe_published(frames)
+        except FrameError as error:
+            self._refuse(error.reason, error.detail)
             return
         RELAY_MESSAGES.labels(self._kind, "published").inc()
         self._judge(origin, sequence, now_s)
         for source in self._sources.values():
             source.pool.received[origin.label] = sequence  # the counter runs over all models, and what cannot be read
         try:
-            message = self._decode(frames[0], frames[2])
+            message = self._decode(frames[0], payload)
         except FrameError as error:
             self._refuse(error.reason, error.detail)
             if error.reason != "topic":  # else it is none of the store's

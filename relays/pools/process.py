@@ -19,11 +19,11 @@ from relays.pools.lmcache_stream import KvEventStream, target_of
 from relays.pools.messages import StoreMessages
 from relays.pools.pool import PoolModel
 from relays.pools.source import PoolSource
-from relays.sockets import EngineSocket
+from relays.sockets import EngineSocket, check_address
 from relays.teller import Teller
 from schemas.errors import ConfigError
 from schemas.events import Record
-from schemas.profiles import Profile
+from schemas.profiles import Profile, is_name
 
 log = structlog.get_logger()
 
@@ -179,6 +179,9 @@ def _check(config: PoolConfig) -> None:
         raise ConfigError(f"kind: {config.kind!r} is not known; known: {', '.join(KINDS)}")
     if not config.models or not config.endpoints:
         raise ConfigError("models, endpoints: at least one of each")
+    for name in (config.name, *config.models):
+        if not is_name(name):
+            raise ConfigError(f"name, models: {name[:80]!r} is no name: empty, too long, or of two lines")
     if config.kind == "lmcache" and len(config.endpoints) > 1:
         raise ConfigError(
             "endpoints: each server of LMCache is a pool by itself: who reads one has not what others have"
@@ -186,8 +189,8 @@ def _check(config: PoolConfig) -> None:
     for endpoint in config.endpoints:
         if config.kind == "lmcache":
             target_of(endpoint)
-        elif "://" not in endpoint:
-            raise ConfigError(f"endpoint: {endpoint!r} is no ZMQ address")
+        else:
+            check_address(endpoint)
     if config.kind == "mooncake" and config.settings.key_pattern:
         KeyPattern(config.settings.key_pattern)
     strange = sorted(set(config.settings.models.values()) - set(config.models))

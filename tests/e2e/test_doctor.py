@@ -11,7 +11,7 @@ from ops.settings import Settings
 from ops.stack import Stack
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Deployment:

@@ -26,7 +26,7 @@ from tests.support.bench import DEADLINE_S, FAST, StoreIndex
 from tests.support.captures import long_recordings, short_recordings
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PARTITIONS = 4
 SMALL = {"0.12.0-plain", "0.14.1-offload", "0.25.1-plain", "0.32.0-plain", "0.32.0-swa-gemma3", "0.32.0-offload-simple"}

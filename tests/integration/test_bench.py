@@ -9,8 +9,6 @@ from ops.bench import dynamo
 from ops.bench.run import Plan, measure
 from ops.bench.workload import build
 
-pytestmark = pytest.mark.services
-
 OURS = {"bytes_per_holding", "ingest_blocks_per_s", "price_b64_32k_p50_ms", "price_b64_32k_per_s"}
 COMPARED = {
     "find_2048_p50_ratio",

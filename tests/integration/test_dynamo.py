@@ -16,13 +16,15 @@ from schemas.profiles import Holder, Rank
 from schemas.topics import topic_specs
 from streams.topics import create_topics
 from tests.support.fake_store import FakeStore
-from tests.support.pool_bench import SETTINGS, UNIT, running
+from tests.support.payloads import batch, map_removed, pack
+from tests.support.pool_bench import SETTINGS, UNIT
 from tests.support.pool_frames import frames
+from tests.support.running import running
 from tests.support.topic_index import TopicIndex
-from tests.support.vllm_frames import batch, map_removed, map_stored, pack
+from tests.support.vllm_frames import map_stored
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 MAX_AGE_S = 12.0
 

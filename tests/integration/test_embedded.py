@@ -25,7 +25,7 @@ from schemas.topics import TopicSpec
 from streams.topics import create_topics, topic_ids, wait_for_topics
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.services, pytest.mark.usefixtures("embedded")]
+pytestmark = pytest.mark.usefixtures("embedded")
 
 _PARENT = """
 import asyncio, json, pathlib, sys

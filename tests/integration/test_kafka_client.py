@@ -14,7 +14,7 @@ from schemas.errors import BrokerUnavailable
 from schemas.topics import TopicSpec
 from streams.topics import create_topics, missing_topics
 
-pytestmark = [pytest.mark.services, pytest.mark.usefixtures("embedded")]
+pytestmark = pytest.mark.usefixtures("embedded")
 
 
 @pytest.fixture

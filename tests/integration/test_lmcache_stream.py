@@ -1,8 +1,7 @@
 """A subscription to a server that speaks LMCache's wire: losses, restarts and silence, over loopback."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from relays.pools.lmcache_stream import KvEventStream
 from tests.support.engines import chain
 from tests.support.lmcache_frames import message
 from tests.support.lmcache_server import LmcacheServer
+from tests.support.running import running
 from tests.support.waiting import until
 
 CHUNK = 4
@@ -63,13 +63,8 @@ class Pool:
 async def listening(server: LmcacheServer, model: str = MODEL, **settings: Any) -> AsyncIterator[Pool]:
     """Subscribe for the time of a block."""
     pool = Pool(server, model, **settings)
-    task = asyncio.create_task(pool.stream.run())
-    try:
+    async with running(pool.stream):
         yield pool
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 @pytest.fixture(autouse=True)

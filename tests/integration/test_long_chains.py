@@ -17,8 +17,6 @@ from schemas.profiles import Holder
 from schemas.topics import model_slug
 from tests.support.writes import part, put, write
 
-pytestmark = pytest.mark.services
-
 HOLDERS = [Holder(f"r{number}", 0) for number in range(4)]
 STEPS = 120
 GAPS = (0, 3, 100, 127, 128, 200, (1 << 31) - 1)

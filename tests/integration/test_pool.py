@@ -1,6 +1,5 @@
 """Pools that name blocks by engine hash, from their publishers' sockets to a router's answer."""
 
-import asyncio
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,12 +14,12 @@ from tests.support.bench import DEADLINE_S
 from tests.support.fake_engine import TOPIC, FakeEngine
 from tests.support.fake_store import FakeStore
 from tests.support.lmcache_server import LmcacheServer
+from tests.support.payloads import batch, map_removed, pack
 from tests.support.pool_bench import POOL, UNIT, PoolBench, named, stored
 from tests.support.pool_frames import file_message
-from tests.support.vllm_frames import batch, map_removed, pack
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 KINDS = ["llmd", "mooncake"]
 TIER = {"llmd": "disk", "mooncake": "host"}
@@ -226,15 +225,6 @@ async def test_lmcaches_server_is_a_pool_of_longer_blocks(
         assert await bench.pooled(unique_name, prompt) == 2 * UNIT
         await until_said(bench, unique_name, "unknown (disconnected)")
         assert await bench.pooled(unique_name, prompt) == 0
-
-
-@pytest.fixture
-def own_kafka(embedded: None, tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker that the test may stop."""
-    service = EmbeddedKafka(tmp_path / "kafka")
-    asyncio.run(service.start())
-    yield service
-    asyncio.run(service.stop())
 
 
 @pytest.mark.slow

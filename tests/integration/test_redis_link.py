@@ -16,8 +16,6 @@ from index.redis_link import Link
 from ops.embedded.redis import EmbeddedRedis
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.services
-
 
 @pytest.fixture
 async def server(embedded: None, tmp_path: Path, redis_server: Path | None) -> AsyncIterator[EmbeddedRedis]:

@@ -20,8 +20,6 @@ from schemas.topics import model_slug
 from tests.support.engines import HOLDER, profile
 from tests.support.writes import part, put, runs, write
 
-pytestmark = pytest.mark.services
-
 CHAIN = list(range(1_000, 1_300))
 OTHER = Holder("r", 1)
 

@@ -4,11 +4,12 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 from prometheus_client import REGISTRY
@@ -26,8 +27,6 @@ from tests.support.bench import DEADLINE_S, Bench
 from tests.support.fake_engine import TOPIC, Traffic
 from tests.support.topic_index import TopicIndex
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.services
 
 PARTITIONS = 2
 UNKNOWN_RANK = 7
@@ -69,6 +68,23 @@ async def test_what_was_published_before_the_relay_comes_from_the_ring(
             await bench.settle()
         assert bench.engines[0].asked[0] == 0
         assert len({record.life for record in heard_by(bench).records}) == 1
+
+
+async def test_messages_of_another_topic_come_from_no_ring_either(kafka: str, unique_name: str) -> None:
+    """A relay that is told a topic which its engine does not publish under hears nothing, and is not believed live."""
+    before = rejected("topic")
+    async with benched(kafka, unique_name) as bench:
+        await bench.publish(5)
+        bench.config = msgspec.structs.replace(bench.config, topic="another")
+        async with bench.relaying():
+
+            async def silent() -> bool:
+                row = await bench.index.row(bench.replica)
+                return row is not None and row.state == "silent"
+
+            await until(silent, DEADLINE_S)
+        assert (await bench.row()).received == {}
+    assert rejected("topic") >= before + 5
 
 
 async def test_lost_messages_are_healed(kafka: str, unique_name: str) -> None:
@@ -306,15 +322,6 @@ async def test_a_life_is_above_all_that_kafka_knows(kafka: str, unique_name: str
 
 
 # ---- Kafka away
-
-
-@pytest.fixture
-def own_kafka(embedded: None, tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker that the test may stop."""
-    service = EmbeddedKafka(tmp_path / "kafka")
-    asyncio.run(service.start())
-    yield service
-    asyncio.run(service.stop())
 
 
 @pytest.mark.slow

@@ -12,13 +12,11 @@ from schemas.topics import topic_specs
 from streams.topics import create_topics
 from tests.support.bench import DEADLINE_S
 from tests.support.fake_engine import FakeEngine
+from tests.support.payloads import pack
 from tests.support.sglang_bench import SglangBench, SglangTraffic
 from tests.support.sglang_frames import recorded_messages
 from tests.support.topic_index import TopicIndex
-from tests.support.vllm_frames import pack
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.services
 
 PARTITIONS = 2
 VERSIONS = ["0.5.10.post1", "0.5.18", "0.5.21", "0.5.23"]  # arrays, arrays with salts, maps, a topic in replays

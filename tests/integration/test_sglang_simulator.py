@@ -280,7 +280,6 @@ async def test_the_conformance_check_finds_it_fit(version: str) -> None:
         assert not is_fit(findings)
 
 
-@pytest.mark.services
 @pytest.mark.parametrize("version", ["0.5.15", "0.5.23"])
 async def test_a_relay_follows_a_simulated_engine(kafka: str, unique_name: str, version: str) -> None:
     """What the topic amounts to is what the engine's own messages do: HiCache, evictions and a flush included."""

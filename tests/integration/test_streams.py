@@ -26,13 +26,12 @@ from ops.settings import PREFIX
 from ops.stack import RouterClient, Stack
 from schemas.events import Heartbeat, decode_record, encode_record
 from schemas.profiles import Holder
-from schemas.topics import DEAD_LETTERS, events_topic, topic_specs
+from schemas.topics import DEAD_LETTERS, REPLICAS, events_topic, topic_specs
 from streams.topics import create_topics
 from tests.support.bench import DEADLINE_S, Bench, StoreIndex
+from tests.support.payloads import batch, pack
 from tests.support.records import record, run
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.services
 
 PARTITIONS = 2
 OPTIONS = {"WORKER_SESSION_TIMEOUT_S": "2", "PARTITIONS": str(PARTITIONS)}
@@ -437,6 +436,28 @@ async def test_records_deleted_unread_are_told_again(
                 await bench.settle(above_life=life)
 
 
+async def test_a_profile_that_is_in_no_log_any_more_is_told_again(
+    broker: EmbeddedKafka, server: EmbeddedRedis, unique_name: str, tmp_path: Path
+) -> None:
+    """A clear makes what follows it whole, but not the profile that its life's first record told."""
+    async with piped(broker, server.url, unique_name, tmp_path, replica=unique_name) as pipeline:
+        bench = pipeline.bench
+        async with bench.relaying():
+            await bench.publish(20)
+            await _until_said(pipeline)
+            await _delete_all(pipeline)
+            await _forget_entry(bench)
+            cleared = pack(batch({"type": "AllBlocksCleared"}))
+            bench.truths[0].take(await bench.engines[0].publish(cleared), cleared)
+            await bench.publish(20)
+            pipeline.start_worker()
+            await bench.settle()
+            life = (await bench.row()).life
+            assert (await bench.row()).profile is None
+            await bench.settle(above_life=life)
+            assert (await bench.row()).profile is not None
+
+
 @pytest.mark.slow
 async def test_a_topic_made_anew_is_told_again(
     broker: EmbeddedKafka, redis_url: str, unique_name: str, tmp_path: Path
@@ -570,6 +591,16 @@ async def _make_anew(pipeline: Pipeline) -> None:
     finally:
         await admin.close()
     await create_topics(pipeline.bench.brokers, topic_specs([pipeline.bench.model], PARTITIONS))
+
+
+async def _forget_entry(bench: Bench) -> None:
+    """Delete the replica's entry in the registry."""
+    producer = AIOKafkaProducer(bootstrap_servers=bench.brokers)
+    await producer.start()
+    try:
+        await producer.send_and_wait(REPLICAS, None, key=bench.replica.encode())
+    finally:
+        await producer.stop()
 
 
 async def _delete_all(pipeline: Pipeline) -> None:

@@ -15,8 +15,6 @@ from schemas.topics import TopicSpec, topic_specs
 from streams.topics import Difference, TopicReport, create_topics, missing_topics, topic_ids, wait_for_topics
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.services
-
 
 async def test_missing_topics_are_created_once(kafka: str, unique_name: str) -> None:
     """The first call makes every topic as specified, the second finds nothing to make and nothing to report."""

@@ -13,8 +13,6 @@ from streams.topics import create_topics
 from tests.support.guarded_app import GuardedApp, Outside
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.services
-
 DEADLINE_S = 30.0
 
 

@@ -1,9 +1,8 @@
 """A relay that asks a simulated TensorRT-LLM server, and a real Kafka: the topic amounts to what the server caches."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,18 +17,17 @@ from ops.stack import Stack
 from relays.dialects import EngineSettings
 from relays.process import Relay, RelayConfig, spread_ranks
 from schemas.events import BlocksRemoved, BlocksStored, Heartbeat
-from schemas.profiles import GroupClass, Pair, Profile, Rank
+from schemas.profiles import GroupClass, Profile, Rank, class_bits
 from schemas.topics import topic_specs
 from streams.topics import create_topics
 from tests.support.engines import chain
 from tests.support.fake_engine import TOPIC, FakeEngine
+from tests.support.payloads import pack
+from tests.support.running import running
 from tests.support.topic_index import TopicIndex
 from tests.support.trtllm_engine import EventServer, Fault, TreeEngine
 from tests.support.trtllm_events import SIZE
-from tests.support.vllm_frames import pack
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.services
 
 PARTITIONS = 2
 FAST = Settings(relay_heartbeat_s=0.1, relay_idle_poll_s=0.05, relay_unknown_after_s=1.0)
@@ -63,7 +61,7 @@ class Bench:
             ranks=spread_ranks(self.server.url, None, ranks),
             settings=EngineSettings(block_size=SIZE),
         )
-        async with relaying(Relay(config, FAST, client_options(self.brokers))) as relay:
+        async with running(Relay(config, FAST, client_options(self.brokers))) as relay:
             yield relay
 
     def act(self, times: int = 40) -> None:
@@ -131,20 +129,8 @@ class Bench:
 
     def _truth(self, rank: int, profile: Profile) -> int:
         held = self.server.engines[rank].resident(self.model)
-        return index_digest((place, profile.pair_bit(Pair(FULL, tier))) for place, tier in held.items())
-
-
-@asynccontextmanager
-async def relaying(relay: Relay) -> AsyncIterator[Relay]:
-    """Run a relay in this process; it must not end by itself."""
-    running = asyncio.create_task(relay.run())
-    try:
-        yield relay
-        assert not running.done()
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        bits = class_bits(profile.pairs)
+        return index_digest((place, bits[FULL][tier]) for place, tier in held.items())
 
 
 @asynccontextmanager
@@ -351,7 +337,7 @@ async def test_a_published_stream_is_followed(kafka: str, unique_name: str) -> N
             settings=EngineSettings(transport="zmq"),
         )
         engine.lose(pack([1.0, [{"type": "BlockStored", **chain_of_two}], 0]))  # only the replay has it
-        async with relaying(Relay(config, FAST, client_options(kafka))):
+        async with running(Relay(config, FAST, client_options(kafka))):
             await engine.publish(pack([2.0, [{"type": "BlockStored", **hidden}], 0]))
             await engine.publish(pack([3.0, [{"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU"}], 0]))
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from relays.engine import EngineRank
 from relays.trtllm_poller import EventPoller, PulledRank
 from schemas.events import Heartbeat
 from schemas.profiles import Holder
+from tests.support.running import running
 from tests.support.trtllm_engine import EventServer, TreeEngine
 from tests.support.trtllm_events import known
 from tests.support.waiting import until
@@ -45,14 +46,8 @@ async def polling(url: str, **how: Any) -> AsyncIterator[Polled]:
     polled = Polled()
     options = {"idle_s": 0.02, "timeout_s": 5.0, **how}
     poller = EventPoller(url, [polled.new_rank(0)], polled.new_rank, **options)
-    running = asyncio.create_task(poller.run())
-    try:
+    async with running(poller):
         yield polled
-        assert not running.done()
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
 
 
 async def test_a_burst_is_taken_whole_and_others_get_their_turn() -> None:

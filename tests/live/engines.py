@@ -23,7 +23,6 @@ class LiveEngine(msgspec.Struct):
     topic: str
     block_size: int
     pid: int
-    offload_blocks: int = 0
     vocab_size: int = 2000
     max_model_len: int = 4096
 

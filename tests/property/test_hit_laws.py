@@ -5,7 +5,8 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.match import Reach, make_rules, reusable_tokens
+from index.match import Reach, reusable_tokens
+from index.rules import make_rules
 from schemas.profiles import Group, GroupClass, GroupKind, Pair, Profile, Tier
 from tests.support import hit_rule
 from tests.support.engines import FULL, pairs, profile, tiers

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from index.fold import Flush, fold
 from index.hashing import Tokens, chain_hashes, pack_hashes, pack_tokens, unpack_hashes
-from relays.vllm import Source, decode, decode_payload
+from relays.sockets import unframe_published
+from relays.vllm import Source, decode_payload
 from schemas.control import decode_control
 from schemas.errors import BadInput
 from schemas.events import Record, decode_record, encode_record
@@ -101,7 +102,8 @@ def test_any_event_in_a_batch_is_concluded_or_refused(source: Source, case: Any,
 def test_any_frames_are_a_message_or_bad_input(frames: list[bytes]) -> None:
     """Any multipart message decodes or raises BadInput."""
     try:
-        decode(frames, Source())
+        sequence, payload = unframe_published(frames)
+        decode_payload(sequence, payload, Source())
     except BadInput:
         return
 

@@ -1,9 +1,8 @@
 """One replica's way from its engines' sockets to an index, and the truth to compare with."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,6 +16,7 @@ from relays.process import Relay, RelayConfig, profile_of
 from schemas.errors import StaleIndex, StoreUnavailable
 from schemas.profiles import Holder, Rank
 from tests.support.fake_engine import TOPIC, FakeEngine, Traffic, ports_in_a_row
+from tests.support.running import running
 from tests.support.waiting import until
 
 FAST = Settings(relay_heartbeat_s=0.2, relay_probe_s=0.8, relay_replay_timeout_s=0.5)
@@ -112,15 +112,8 @@ class Bench:
     @asynccontextmanager
     async def relaying(self, settings: Settings = FAST) -> AsyncIterator[Relay]:
         """A relay in this process."""
-        relay = Relay(self.config, settings, client_options(self.brokers))
-        running = asyncio.create_task(relay.run())
-        try:
+        async with running(Relay(self.config, settings, client_options(self.brokers))) as relay:
             yield relay
-            assert not running.done()
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
 
     async def publish(self, count: int, *, rank: int = 0, lost: float = 0.0, seed: int = 0) -> None:
         """Let an engine publish; that share of the messages is lost on the way."""

@@ -10,7 +10,8 @@ import zmq
 import zmq.asyncio
 
 from ops.embedded.processes import LOOPBACK, free_ports, listens
-from tests.support.vllm_frames import batch, map_removed, map_stored, pack
+from tests.support.payloads import batch, map_removed, pack
+from tests.support.vllm_frames import map_stored
 
 END = b"\xff" * 8
 TOPIC = b"kv"

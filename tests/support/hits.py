@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from index.match import Reach, Run, make_rules, reusable_tokens
+from index.match import Reach, Run, reusable_tokens
+from index.rules import make_rules
 from schemas.profiles import Profile
 
 

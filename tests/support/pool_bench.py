@@ -1,8 +1,7 @@
 """A pool's relay between real publishers, Kafka and Redis, beside relays of replicas, and a router that is asked."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,9 +19,11 @@ from schemas.topics import topic_specs
 from streams.topics import create_topics
 from tests.support.fake_engine import TOPIC, FakeEngine
 from tests.support.fake_store import FakeStore
+from tests.support.payloads import batch, pack
 from tests.support.pool_frames import file_message, keys_of, object_event, object_message
+from tests.support.running import running
 from tests.support.topic_index import TopicIndex
-from tests.support.vllm_frames import batch, map_stored, pack
+from tests.support.vllm_frames import map_stored
 from tests.support.vllm_names import names_of
 from tests.support.waiting import until
 
@@ -200,16 +201,3 @@ def named(tokens: Sequence[int]) -> list[int]:
 def stored(tokens: Sequence[int]) -> bytes:
     """Return a vLLM engine's message: it has computed a prompt."""
     return pack(batch(map_stored(block_hashes=named(tokens), token_ids=list(tokens), block_size=UNIT)))
-
-
-@asynccontextmanager
-async def running(relay: Relay | PoolRelay) -> AsyncIterator[None]:
-    """Run a relay in this process for the time of a block."""
-    task = asyncio.create_task(relay.run())
-    try:
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -26,7 +26,7 @@ def packed(min_blocks: int, max_blocks: int) -> st.SearchStrategy[bytes]:
     return st.integers(min_blocks, max_blocks).flatmap(lambda n: st.binary(min_size=8 * n, max_size=8 * n))
 
 
-groups = st.builds(Group, st.integers(0, 63), st.just("full"), st.integers(1, 512))
+groups = st.builds(Group, st.integers(0, 63), st.just("full"), st.integers(1, 128).map(lambda units: 4 * units))
 tiers = st.builds(
     TierProfile,
     st.sampled_from(["gpu", "host", "disk", "pool", "other"]),
@@ -42,11 +42,11 @@ profiles: st.SearchStrategy[Profile] = st.builds(
     engine=names,
     version=names,
     dialect=names,
-    unit=st.integers(0, 1024),
+    unit=st.sampled_from([0, 1, 2, 4]),
     alignment=st.integers(0, 1024),
     groups=st.lists(groups, max_size=3).map(tuple),
     pairs=st.lists(st.builds(Pair, st.just(FULL), st.sampled_from(["gpu", "host"])), max_size=2).map(tuple),
-    tiers=st.lists(tiers, max_size=3).map(tuple),
+    tiers=st.lists(tiers, min_size=1, max_size=3).map(tuple),
     hash=st.builds(HashScheme, names, st.none() | names, st.sampled_from([64, 256])),
     adapters=st.dictionaries(names, names, max_size=2),
     upper_bound=st.booleans(),

@@ -7,8 +7,8 @@ import msgspec
 
 from relays.dialects import EngineSettings, parse_version
 from tests.support.bench import Bench, Index
-from tests.support.sglang_frames import array_stored, map_removed, map_stored
-from tests.support.vllm_frames import batch, pack
+from tests.support.payloads import array_stored, batch, map_removed, pack
+from tests.support.sglang_frames import map_stored
 
 PAGE = 4
 _MEDIA = ("GPU", "GPU", "CPU_PINNED")

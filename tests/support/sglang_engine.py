@@ -7,8 +7,8 @@ from index.lookup import Prompt
 from index.match import Reach
 from ops.replay.pipeline import InProcess
 from relays.dialects import EngineSettings, sglang_profile
-from tests.support.sglang_frames import map_removed, map_stored
-from tests.support.vllm_frames import batch, pack
+from tests.support.payloads import batch, map_removed, pack
+from tests.support.sglang_frames import map_stored
 
 PROMPT = [*range(1, 17)]
 CLEARED = {"type": "AllBlocksCleared"}

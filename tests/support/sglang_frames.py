@@ -7,21 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relays.engine_events import Cleared, EngineEvent, Removed, Stored
+from relays.engine_events import Cleared, EngineEvent, Removed
 from relays.sglang import Source
-from tests.support.vllm_frames import TOP, batch, pack
+from tests.support.payloads import TOP, array_stored, batch, expected, map_removed, pack
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang"
 WIDE = 2601118150718164662  # an image's sentinel token in 0.5.23 (engines/other-engines.md 1.6)
 TOKENS = (1, 2, 3, 4)
 PAIRS = ((1, 2), (2, 3), (3, 4), (4, 5))
-
-
-def array_stored(
-    hashes: object = (11,), parent: object = None, tokens: object = TOKENS, size: object = 4, *tail: object
-) -> list[object]:
-    """Return a positional store up to `block_size`; `tail` begins with `lora_id`."""
-    return ["BlockStored", hashes, parent, tokens, size, *tail]
 
 
 def map_stored(**fields: object) -> dict[str, object]:
@@ -36,17 +29,6 @@ def map_stored(**fields: object) -> dict[str, object]:
         "medium": "GPU",
     }
     return {**plain, **fields}
-
-
-def map_removed(**fields: object) -> dict[str, object]:
-    """Return a removal as a map."""
-    return {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU", **fields}
-
-
-def expected(**fields: object) -> Stored:
-    """Return the store that `array_stored` and `map_stored` describe, with fields changed."""
-    plain: dict[str, object] = {"hashes": (11,), "tokens": list(TOKENS), "block_size": 4}
-    return Stored(**{**plain, **fields})  # type: ignore[arg-type]  # the fields are Stored's
 
 
 @dataclass(frozen=True)

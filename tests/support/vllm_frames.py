@@ -3,32 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from relays.engine_events import Cleared, EngineEvent, MediaKey, Removed, Stored
 from relays.vllm import Source
 from schemas.profiles import Group
+from tests.support.payloads import TIME_S, TOP, array_stored, batch, expected, map_removed, pack
 
-TIME_S = 1700000000.5
 BYTES_A, BYTES_B = bytes(24) + b"\0\0\0\0\0\0\0\x0b", bytes(24) + b"\xff" * 8
-TOP = (1 << 64) - 5  # the same 64 bits as -5
-
-
-def pack(value: object) -> bytes:
-    """Return the value as msgpack."""
-    return msgspec.msgpack.encode(value)
-
-
-def batch(*events: object, rank: int | None = 0) -> list[object]:
-    """Return a batch as all versions send it."""
-    return [TIME_S, list(events), rank]
-
-
-def array_stored(
-    hashes: object = (11,), parent: object = None, tokens: object = (1, 2, 3, 4), size: object = 4, *tail: object
-) -> list[object]:
-    """Return a positional store up to `block_size`; `tail` begins with `lora_id`."""
-    return ["BlockStored", hashes, parent, tokens, size, *tail]
 
 
 def map_stored(**fields: object) -> dict[str, object]:
@@ -44,17 +24,6 @@ def map_stored(**fields: object) -> dict[str, object]:
         "lora_name": None,
     }
     return {**plain, **fields}
-
-
-def map_removed(**fields: object) -> dict[str, object]:
-    """Return a removal as a map."""
-    return {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU", **fields}
-
-
-def expected(**fields: object) -> Stored:
-    """Return the store that `array_stored` and `map_stored` describe, with fields changed."""
-    plain: dict[str, object] = {"hashes": (11,), "tokens": [1, 2, 3, 4], "block_size": 4}
-    return Stored(**{**plain, **fields})  # type: ignore[arg-type]  # the fields are Stored's
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from index.fold import BandRun, Flush, HolderWrite
-from index.hashing import BAND_BLOCKS, pack_hashes
+from index.hashing import pack_hashes
 from index.store import Applied, Found, Store
-from schemas.events import Heartbeat
+from schemas.events import BAND_BLOCKS, Heartbeat
 from schemas.profiles import Holder, Profile
 from tests.support.engines import HOLDER
 

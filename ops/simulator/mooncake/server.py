@@ -10,6 +10,7 @@ import zmq.asyncio
 from ops.simulator.mooncake.master import Master
 from ops.simulator.mooncake.settings import MasterSettings
 from ops.simulator.mooncake.wire import Question, decode_question, encode_batches
+from ops.simulator.publisher import bind
 from schemas.errors import BadRequest, ConfigError
 
 _EVICT_EVERY_S = 0.05  # Mooncake: 0.01
@@ -53,8 +54,8 @@ class MasterServer:
         self._publications = self._context.socket(zmq.PUB)
         self._publications.set_hwm(_HIGH_WATER)
         try:
-            self._bind(self._questions, "rpc_port", settings.host, settings.rpc_port)
-            self._bind(self._publications, "events_port", settings.host, settings.events_port)
+            bind(self._questions, "rpc_port", settings.host, settings.rpc_port)
+            bind(self._publications, "events_port", settings.host, settings.events_port)
         except ConfigError:
             self.close()
             raise
@@ -92,10 +93,3 @@ class MasterServer:
         for payload in encode_batches(changes, self._name, first, int(time.time() * 1000)):
             self._sequence += 1
             await self._publications.send_multipart((b"", self._sequence.to_bytes(8, "big"), payload))
-
-    def _bind(self, socket: zmq.asyncio.Socket, setting: str, host: str, port: int) -> None:
-        endpoint = f"tcp://{host}:{port}"
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"{setting}: {endpoint}: {error}") from error

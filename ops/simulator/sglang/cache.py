@@ -8,11 +8,14 @@ import heapq
 from typing import NamedTuple
 
 from ops.simulator.sglang.dialect import Dialect
-from ops.simulator.sglang.events import GPU, HOST, Recorder
+from ops.simulator.sglang.events import GPU, Recorder
 from ops.simulator.sglang.host import HostTier, WritePolicy
 from ops.simulator.sglang.pages import Key
 from ops.simulator.sglang.tree import Match, Node, Tree
 from schemas.sglang import Event
+
+LOAD_BACK_TOKENS = 10
+"""A shorter run of host pages is computed again (`load_back_threshold` of hiradix_cache.py)."""
 
 
 class Inserted(NamedTuple):
@@ -84,8 +87,24 @@ class Cache:
         self.tree.unlock(node)
 
     def load_back(self, match: Match) -> int:
-        """Bring the host's part of a match back to the device; return its pages, or 0 where that is not done."""
-        return 0 if self.host is None else self.host.load_back(match)
+        """Bring the host's part of a match back to the device; return its pages, 0 where few or without room."""
+        host, tree, best = self.host, self.tree, match.best
+        nodes = [node for node in tree.path_up(best) if not node.on_device]
+        nodes.reverse()
+        pages = sum(len(node.pages) for node in nodes)
+        if host is None or pages * self.page_size < LOAD_BACK_TOKENS:
+            return 0
+        load = host.begin_load(best)
+        tree.lock(best)
+        if pages > self._free:
+            self.evict((pages if self._dialect.hiradix else pages - self._free) * self.page_size)
+        tree.unlock(best)
+        if pages > self._free:
+            host.let_go(load)
+            return 0
+        self.take(pages)
+        host.load(load, nodes)
+        return pages
 
     def settle(self) -> None:
         """Take note of the copies between device and host that were under way."""
@@ -130,7 +149,8 @@ class Cache:
                 duplicates += max(0, at + common - max(at, owned))
             else:  # evicted meanwhile, its host copy is not: what was computed takes its place
                 tree.set_device(node, present=True)
-                self._tell_stored(node, known=self._dialect.host_events)
+                if self._dialect.host_events:
+                    self._tell_stored(node)
                 if self.host is not None:
                     self.host.note_duplicate(node)
             at += common
@@ -162,10 +182,6 @@ class Cache:
             self.host.tell_written()
         return freed * self.page_size
 
-    def evict_host(self, tokens: int) -> int:
-        """Evict from the host until that many tokens are free there; return how many were freed."""
-        return 0 if self.host is None else self.host.evict(-(-tokens // self.page_size)) * self.page_size
-
     def reset(self) -> None:
         """Forget everything, and tell that; no request may hold anything."""
         self._begin()
@@ -175,7 +191,7 @@ class Cache:
         self._free = self.capacity
         self.host: HostTier | None = None
         if self._host_pages:
-            self.host = HostTier(self, self._write_policy, self._host_pages, hiradix=self._dialect.hiradix)
+            self.host = HostTier(self.tree, self._recorder, self._dialect, self._write_policy, self._host_pages)
         self._recorder.cleared()
 
     def _evict_leaf(self, node: Node) -> int:
@@ -218,20 +234,8 @@ class Cache:
 
     # ---- telling
 
-    def _tell_stored(self, node: Node, *, known: bool = True) -> None:
-        if known:
-            self._recorder.stored(node.namespace, node.before, node.pages, node.digests, GPU)
-
-    def tell_loaded(self, node: Node) -> None:
-        """Tell that a node came back from the host."""
-        self._tell_stored(node, known=self._dialect.host_events)
-
-    def tell_host(self, node: Node, *, stored: bool) -> None:
-        """Tell what happened to a node's host copy; up to 0.5.10 its end alone, as that of a device copy."""
-        if stored and self._dialect.host_events:
-            self._recorder.stored(node.namespace, node.before, node.pages, node.digests, HOST)
-        elif not stored:
-            self._recorder.removed(node.namespace, node.digests, HOST if self._dialect.host_events else GPU)
+    def _tell_stored(self, node: Node) -> None:
+        self._recorder.stored(node.namespace, node.before, node.pages, node.digests, GPU)
 
     def _count(self, node: Node, wanted: bool) -> None:
         if wanted and self.host is not None:

@@ -10,11 +10,11 @@ reserved (SGLang reserves a share, and retracts requests when it was too little)
 
 from collections import deque
 
+from ops.simulator.admission import check_request
 from ops.simulator.sglang.cache import Cache
 from ops.simulator.sglang.pages import Key, key_of
 from ops.simulator.sglang.requests import Finished, Limits, Outcome, Plan, Request, Running
 from ops.simulator.sglang.tree import Match
-from schemas.errors import BadRequest
 
 
 class Engine:
@@ -55,16 +55,7 @@ class Engine:
         Raises:
             BadRequest: it is empty, generates nothing, or is longer than the engine can hold.
         """
-        if not request.tokens:
-            raise BadRequest("prompt: no tokens")
-        if not request.completion:
-            raise BadRequest("max_tokens: must be at least 1")
-        total = len(request.tokens) + len(request.completion)
-        if total > self._longest:
-            raise BadRequest(
-                f"prompt: {len(request.tokens)} tokens, and {len(request.completion)} to generate, "
-                f"are more than {self._longest}"
-            )
+        check_request(request.tokens, request.completion, self._longest)
         self._waiting.append(Running(request))
 
     def abort(self, request_id: str) -> None:

@@ -8,29 +8,26 @@ Source: mem_cache/unified_radix_cache.py, unified_cache/unified_tree_core.py and
 """
 
 import heapq
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ops.simulator.sglang.tree import Match, Node, Transfer
-
-if TYPE_CHECKING:
-    from ops.simulator.sglang.cache import Cache
+from ops.simulator.sglang.dialect import Dialect
+from ops.simulator.sglang.events import GPU, HOST, Recorder
+from ops.simulator.sglang.tree import Node, Transfer, Tree
 
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
-
-LOAD_BACK_TOKENS = 10
-"""A shorter run of host pages is computed again (`load_back_threshold`)."""
 
 _HITS = {"write_through": 1, "write_through_selective": 2}
 
 
 class HostTier:
-    """The host's pages and the copies under way; amounts are pages."""
+    """The host's pages and the copies under way between it and the device; amounts are pages."""
 
-    def __init__(self, cache: "Cache", write_policy: WritePolicy, pages: int, *, hiradix: bool) -> None:
+    def __init__(self, tree: Tree, recorder: Recorder, dialect: Dialect, write_policy: WritePolicy, pages: int) -> None:
         self.write_policy = write_policy
         self.free = pages
-        self._cache = cache
-        self._hiradix = hiradix
+        self._tree = tree
+        self._recorder = recorder
+        self._dialect = dialect
         self._untold: list[Transfer] = []  # written back, to be told when the eviction ends
         self._writes: list[Transfer] = []
         self._loads: list[Transfer] = []
@@ -56,8 +53,8 @@ class HostTier:
         for part in reversed(chain):
             if not self._take(len(part.pages)):
                 return
-            self._cache.tree.set_host(part, present=True)
-            self._cache.lock(part)
+            self._tree.set_host(part, present=True)
+            self._tree.lock(part)
             part.writing = Transfer(part, [part])
             self._writes.append(part.writing)
 
@@ -65,11 +62,11 @@ class HostTier:
         """Copy a node that the device is about to evict; return whether there was room for it."""
         if not self._take(len(node.pages)):
             return False
-        self._cache.tree.set_host(node, present=True)
+        self._tree.set_host(node, present=True)
         self.note_duplicate(node)
         self._untold.append(Transfer(node, [node]))
         node.host_locks.append(self._untold[-1])
-        if not self._hiradix:
+        if not self._dialect.hiradix:
             self.tell_written()
         return True
 
@@ -77,8 +74,8 @@ class HostTier:
         """Tell what was written back and not told yet; until then it stays on the host."""
         untold, self._untold = self._untold, []
         for write in untold:
-            self._cache.tell_host(write.anchor, stored=True)
-            self._unlock_host(write)
+            self._tell(write.anchor, stored=True)
+            self.let_go(write)
 
     def settle(self) -> None:
         """End all copies that are under way: writes are told, and nothing is kept for them any longer."""
@@ -87,52 +84,48 @@ class HostTier:
             for node in write.nodes:
                 node.writing = None
                 self.note_duplicate(node)
-                self._cache.tell_host(node, stored=True)
-            self._cache.unlock(write.anchor)
+                self._tell(node, stored=True)
+            self._tree.unlock(write.anchor)
         loads, self._loads = self._loads, []
         for load in loads:
-            self._cache.unlock(load.anchor)
-            self._unlock_host(load)
-            for node in self._cache.tree.path_up(load.anchor):
+            self._tree.unlock(load.anchor)
+            self.let_go(load)
+            for node in self._tree.path_up(load.anchor):
                 if self.write_policy != "write_back" or node.loading is load:
                     node.loading = None
                     self.note_duplicate(node)
 
     # ---- from the host
 
-    def load_back(self, match: Match) -> int:
-        """Copy a match's host pages to the device; return how many, or 0 where they are few or find no room."""
-        cache, best = self._cache, match.best
-        nodes = [node for node in cache.tree.path_up(best) if not node.on_device]
-        nodes.reverse()
-        pages = sum(len(node.pages) for node in nodes)
-        if pages * cache.page_size < LOAD_BACK_TOKENS:
-            return 0
-        load = Transfer(best, [best])
-        best.host_locks.append(load)
-        cache.lock(best)
-        if pages > cache.free:
-            cache.evict((pages if self._hiradix else pages - cache.free) * cache.page_size)
-        cache.unlock(best)
-        if pages > cache.free:
-            self._unlock_host(load)
-            return 0
-        cache.take(pages)
+    def begin_load(self, node: Node) -> Transfer:
+        """Keep a node's host copy, and with it those above, for a load; `let_go` ends one that finds no room."""
+        load = Transfer(node, [node])
+        node.host_locks.append(load)
+        return load
+
+    def load(self, load: Transfer, nodes: list[Node]) -> None:
+        """Copy nodes, root side first, to the device, which has the room; until that ended the host keeps them."""
         for node in nodes:
             if self.write_policy == "write_back":
                 node.loading = load
-            cache.tree.set_device(node, present=True)
-            cache.tell_loaded(node)
-        cache.lock(best)
+            self._tree.set_device(node, present=True)
+            if self._dialect.host_events:
+                self._recorder.stored(node.namespace, node.before, node.pages, node.digests, GPU)
+        self._tree.lock(load.anchor)
         self._loads.append(load)
-        return pages
+
+    def let_go(self, transfer: Transfer) -> None:
+        """Keep host copies no longer for a transfer's sake."""
+        for node in transfer.nodes:
+            node.host_locks.remove(transfer)
+            self._tree.update(node)
 
     # ---- evictions
 
     def evict(self, pages: int) -> int:
         """Free pages: with write-back, copies of what the device has too; then host leaves, used longest ago first."""
-        freed = self._reclaim(pages) if self.write_policy == "write_back" and not self._hiradix else 0
-        leaves = self._cache.tree.host_leaves
+        freed = self._reclaim(pages) if self.write_policy == "write_back" and not self._dialect.hiradix else 0
+        leaves = self._tree.host_leaves
         heap = [(node.used, node.number, node) for node in leaves]
         heapq.heapify(heap)
         while freed < pages and heap:
@@ -147,11 +140,11 @@ class HostTier:
 
     def delete(self, node: Node) -> int:
         """Take a leaf that is on the host alone out of the tree."""
-        self._cache.tell_host(node, stored=False)
+        self._tell(node, stored=False)
         self.free += len(node.pages)
         self._duplicates.pop(node.number, None)
         node.on_host = False
-        self._cache.tree.remove(node)
+        self._tree.remove(node)
         return len(node.pages)
 
     def note_duplicate(self, node: Node) -> None:
@@ -172,12 +165,12 @@ class HostTier:
                 if not (node.on_device and node.on_host):
                     swept.append(node.number)
                     continue
-                if spared and node in self._cache.tree.device_leaves:
+                if spared and node in self._tree.device_leaves:
                     continue
                 if node.writing is not None or node.loading is not None or node.host_locks:
                     continue
-                self._cache.tell_host(node, stored=False)
-                self._cache.tree.set_host(node, present=False)
+                self._tell(node, stored=False)
+                self._tree.set_host(node, present=False)
                 self.free += len(node.pages)
                 freed += len(node.pages)
                 swept.append(node.number)
@@ -185,10 +178,12 @@ class HostTier:
             self._duplicates.pop(number, None)
         return freed
 
-    def _unlock_host(self, transfer: Transfer) -> None:
-        for node in transfer.nodes:
-            node.host_locks.remove(transfer)
-            self._cache.tree.update(node)
+    def _tell(self, node: Node, *, stored: bool) -> None:
+        """Tell what happened to a node's host copy; up to 0.5.10 its end alone, as that of a device copy."""
+        if stored and self._dialect.host_events:
+            self._recorder.stored(node.namespace, node.before, node.pages, node.digests, HOST)
+        elif not stored:
+            self._recorder.removed(node.namespace, node.digests, HOST if self._dialect.host_events else GPU)
 
     def _take(self, pages: int) -> bool:
         """Take free pages, evicting for them; return whether there were enough."""

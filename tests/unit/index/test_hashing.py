@@ -128,6 +128,17 @@ def test_another_image_or_another_place_is_another_block() -> None:
     assert len({*ways, CHAIN[1]}) == 4
 
 
+def test_spans_that_begin_early_and_end_late_enter_every_block_between() -> None:
+    """Of spans that lie over one another each block has the keys of those that touch it, whichever began first."""
+    spans = [Media("long", 0, 12), Media("short", 1, 2), Media("late", 5, 7), Media("out", 12, 4)]
+    hashed, hashes = ROOT, []
+    for first in range(0, 12, 4):
+        touching = [span._replace(offset=span.offset - first) for span in spans if span.id != "short" or first == 0]
+        (hashed,) = chain_hashes(hashed, pack_tokens(range(first + 1, first + 5)), 4, media=touching)
+        hashes.append(hashed)
+    assert with_media(*spans) == hashes
+
+
 def test_the_order_in_which_media_are_named_does_not_count() -> None:
     """Media are sorted by place and id before they are hashed."""
     one, two = Media("a", 4, 2), Media("b", 6, 2)

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from index.join import PoolPart, unread_reason, with_pools
-from index.match import NOTHING, Reach, Run, make_rules
+from index.match import NOTHING, Reach, Run
+from index.rules import make_rules
 from schemas.profiles import Group, GroupClass, HashScheme, Profile, Tier, TierProfile
 from tests.support.engines import FULL, pairs, profile
 

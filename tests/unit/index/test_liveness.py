@@ -4,10 +4,11 @@ import pytest
 
 from index.liveness import BELIEVED, Judgement, judge
 from index.store import HolderRow
+from schemas.events import HolderState
 from tests.support.engines import HOLDER
 
 
-def row(age_s: float | None, state: str = "live", *, broken: bool = False, reason: str = "") -> HolderRow:
+def row(age_s: float | None, state: HolderState = "live", *, broken: bool = False, reason: str = "") -> HolderRow:
     return HolderRow(
         holder=HOLDER, life=1, epoch=0, sequence=1, broken=broken, applied={}, state=state, reason=reason, age_s=age_s
     )

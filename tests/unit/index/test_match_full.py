@@ -2,7 +2,8 @@
 
 import pytest
 
-from index.match import ANY_GAP, NOTHING, Reach, make_rules
+from index.match import NOTHING, Reach
+from index.rules import ANY_GAP, make_rules
 from schemas.profiles import Group, GroupClass, Profile, TierProfile
 from tests.support.engines import FULL, pairs, profile, tiers
 from tests.support.hits import hit, reach

@@ -128,3 +128,41 @@ def test_a_recurrent_model_loads_whole_checkpoints() -> None:
     assert hit(recurrent, "cc4c", 17) == 16
     assert hit(recurrent, "ccc4", 17) == 12
     assert hit(recurrent, "cccc", 16) == 12
+
+
+DRAFTED = [
+    ("never", "2222", 17, 12),
+    ("never", "2222", 16, 8),  # the last token's block is not looked for, and what is found loses one
+    ("never", "1322", 17, 12),  # the device's own block is computed again, or loaded
+    ("counted", "2222", 17, 12),
+    ("counted", "2222", 16, 12),
+    ("counted", "1322", 17, 12),
+    ("counted", "1122", 17, 4),  # the host lacks the block that the device lost
+    ("counted", "2", 17, 0),
+]
+
+
+@pytest.mark.parametrize(("last_token", "drawing", "prompt_tokens", "tokens"), DRAFTED)
+def test_drafting_takes_a_block_of_the_host_too(
+    last_token: LastToken, drawing: str, prompt_tokens: int, tokens: int
+) -> None:
+    """A draft model computes the last block again that either tier finds."""
+    drafted = profile(
+        pairs=pairs((FULL, "gpu"), (FULL, "host")),
+        tiers=tiers("gpu", "host", last_token=last_token, drafting=True),
+        tier_walk="device_then_lower",
+        drafting="drop_unit",
+    )
+    assert hit(drafted, drawing, prompt_tokens) == tokens
+
+
+def test_drafting_takes_a_whole_chunk() -> None:
+    """What is loaded in chunks of two blocks loses two; where only one chunk is found nothing is left."""
+    drafted = profile(
+        pairs=pairs((FULL, "gpu"), (FULL, "host")),
+        tiers=tiers("gpu", "host", chunk=2, last_token="counted", drafting=True),
+        tier_walk="device_then_lower",
+        drafting="drop_unit",
+    )
+    assert hit(drafted, ".2.2.2", 25) == 16
+    assert hit(drafted, ".2", 25) == 0

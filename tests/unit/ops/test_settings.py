@@ -23,7 +23,11 @@ def test_the_variables_of_the_tests_are_nobodys_mistake() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("KVATLAS_SHARD", "4", "shard"), ("KVATLAS_SHARDS", "four", "shards"), ("KVATLAS_LOG_LEVEL", "loud", "log_level")],
+    [
+        ("KVATLAS_SHARD", "4", "KVATLAS_SHARD is no setting"),
+        ("KVATLAS_SHARDS", "four", "KVATLAS_SHARDS='four': Expected `int`"),
+        ("KVATLAS_LOG_LEVEL", "loud", "KVATLAS_LOG_LEVEL='loud': "),
+    ],
 )
 def test_a_mistake_is_named(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

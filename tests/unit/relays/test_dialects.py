@@ -122,11 +122,12 @@ HOSTS = [
     ("0.32.0", {}, TierProfile("host")),
     ("0.19.1", {"connector": "offloading"}, TierProfile("host", last_token="uncounted")),
     ("0.20.0", {"connector": "offloading"}, TierProfile("host", last_token="counted")),
-    ("0.32.0", {"connector": "simple_cpu", "host_chunks": 9}, TierProfile("host", capacity=9)),
+    ("0.32.0", {"connector": "simple_cpu", "host_chunks": 9}, TierProfile("host", capacity=9, drafting=True)),
+    ("0.23.0", {"connector": "offloading"}, TierProfile("host", last_token="counted")),
     (
         "0.32.0",
         {"connector": "offloading", "host_chunks": 20, "blocks_per_chunk": 3},
-        TierProfile("host", chunk=3, capacity=20, last_token="counted"),
+        TierProfile("host", chunk=3, capacity=20, last_token="counted", drafting=True),
     ),
 ]
 

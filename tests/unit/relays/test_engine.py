@@ -12,7 +12,8 @@ from schemas.errors import ConfigError
 from schemas.events import BlocksStored, ProfileChanged, decode_record, encode_record
 from schemas.profiles import Group
 from tests.support.engines import HOLDER, chain, profile, resident, tokens
-from tests.support.vllm_frames import array_stored, batch, map_removed, map_stored, pack
+from tests.support.payloads import array_stored, batch, map_removed, pack
+from tests.support.vllm_frames import map_stored
 
 
 def rank(version: str = "0.32.0", **settings: Any) -> EngineRank:

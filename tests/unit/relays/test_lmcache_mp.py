@@ -171,4 +171,3 @@ def test_a_pool_of_this_kind_is_chosen_by_name() -> None:
     assert pool_profile("lmcache", "m", "node7", PoolSettings(block_size=128)) == lmcache_profile("m", "node7", 128)
     with pytest.raises(ConfigError, match="chunk"):
         lmcache_profile("m", "node7", 0)
-    lmcache_profile("m", "node7").check()

@@ -1,5 +1,6 @@
 """The mirror finds each block's place in our chains (DESIGN 4.3 to 4.5). Blocks have four tokens."""
 
+import msgspec
 import pytest
 
 from relays.cache.block_table import Limits
@@ -165,6 +166,16 @@ def test_a_store_whose_block_is_no_multiple_of_the_unit_is_counted_out() -> None
     mirror.apply([stored([1], tokens(1, size=6), block_size=6)])
     assert resident(mirror) == {}
     assert mirror.counts["block_size_off_unit"] == 1
+
+
+def test_a_group_whose_blocks_are_no_multiple_of_the_unit_is_not_taken_in() -> None:
+    """An operator who names another block size than the engine has gets nothing, and a profile that can be read."""
+    mirror = Mirror(msgspec.structs.replace(profile(unit=8), groups=()))
+    mirror.apply([stored([1], tokens(1))])
+    assert resident(mirror) == {}
+    assert mirror.counts["block_size_off_unit"] == 1
+    assert mirror.profile.groups == ()
+    mirror.profile.check()
 
 
 def test_the_unit_is_learnt_from_the_first_batch() -> None:

@@ -10,9 +10,10 @@ from relays.cache.block_table import Limits
 from relays.dialects import EngineSettings, PoolSettings, vllm_profile
 from relays.engine import EngineRank
 from schemas.profiles import Holder, PoolUse
+from tests.support.payloads import batch, map_removed, pack
 from tests.support.pool_frames import file_message, frames, object_event, object_message
 from tests.support.pool_world import POOL, PoolWorld, plain
-from tests.support.vllm_frames import batch, map_removed, map_stored, pack
+from tests.support.vllm_frames import map_stored
 from tests.support.vllm_names import names_of
 
 UNIT, MAX_AGE_S = 4, 100.0

@@ -5,8 +5,9 @@ import pytest
 from relays.engine import EngineRank
 from relays.sequence import Ask, Deliver, NewLife, Sequencer
 from tests.support.engines import HOLDER, chain, profile, resident, tokens
+from tests.support.payloads import batch, map_removed, pack
 from tests.support.ringed_engine import Listener, RingedEngine
-from tests.support.vllm_frames import batch, map_removed, map_stored, pack
+from tests.support.vllm_frames import map_stored
 
 
 def listening(published: int = 0, *, ring: int = 1000, buffer: int = 1000) -> tuple[RingedEngine, Listener]:

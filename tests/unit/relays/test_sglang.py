@@ -1,70 +1,16 @@
-"""The SGLang decoder: one table of payloads, fed whole, cut off at each byte, and with something behind it."""
+"""The SGLang decoder: what fields mean, and what is refused; its table of payloads is fed in test_payload_tables.py."""
 
 import pytest
 
-from relays.batches import MAX_BLOCK_SIZE, MAX_EVENTS, MAX_PAYLOAD_BYTES
+from relays.batches import MAX_BLOCK_SIZE
 from relays.engine_events import Decoded, RejectReason
 from relays.sglang import TIER_SPELLINGS, Source, decode_payload, unfold_pairs
-from schemas.errors import FrameError
-from tests.support.sglang_frames import (
-    CASES,
-    PAIRS,
-    TOKENS,
-    Case,
-    array_stored,
-    expected,
-    map_removed,
-    map_stored,
-)
-from tests.support.vllm_frames import TIME_S, TOP, batch, pack
+from tests.support.payloads import TOP, array_stored, batch, expected, map_removed, pack
+from tests.support.sglang_frames import PAIRS, TOKENS, map_stored
 
 
 def decoded(*events: object, source: Source | None = None) -> Decoded:
     return decode_payload(3, pack(batch(*events)), source or Source())
-
-
-# ---- a table of payloads
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_payload_says_what_the_table_says(case: Case) -> None:
-    """Every version's payload decodes to the expected events, without a refusal."""
-    whole = decode_payload(3, case.payload, case.source)
-    assert whole.rejects == ()
-    assert list(whole.events) == list(case.events)
-    assert (whole.sequence, whole.time_s, whole.rank) == (3, TIME_S, 0)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_payload_cut_off_at_any_byte_is_refused_whole(case: Case) -> None:
-    """No prefix of a payload decodes: each raises FrameError, so nothing of it is applied."""
-    for end in range(len(case.payload)):
-        with pytest.raises(FrameError):
-            decode_payload(3, case.payload[:end], case.source)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bytes_behind_a_payload_refuse_it(case: Case) -> None:
-    """A payload with a byte too many is no batch."""
-    with pytest.raises(FrameError, match="batch_malformed"):
-        decode_payload(3, case.payload + b"\xc0", case.source)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fields_of_a_later_version_are_passed_over(case: Case) -> None:
-    """Extra elements behind batch and events, or extra keys in a map, change nothing."""
-    assert isinstance(case.value, list)
-    time_s, events, rank = case.value
-    longer = [time_s, [_longer(event) for event in events], rank, "of a later version"]
-    assert list(decode_payload(3, pack(longer), case.source).events) == list(case.events)
-
-
-def _longer(event: object) -> object:
-    if isinstance(event, dict):
-        return {**event, "of_a_later_version": {"a": 1}}
-    assert isinstance(event, list)
-    known = {"BlockStored": 8, "BlockRemoved": 3, "AllBlocksCleared": 1}[event[0]]
-    return [*event, *[None] * (known - len(event)), "of a later version"]
 
 
 # ---- fields
@@ -184,34 +130,3 @@ def test_a_refusal_never_shows_tokens_or_salts() -> None:
     assert len(result.rejects) == 4
     assert secret not in text
     assert "987654321" not in text
-
-
-BAD_BATCHES = [
-    ("nothing", b""),
-    ("no msgpack", b"\xc1"),
-    ("a number", pack(7)),
-    ("an empty array", pack([])),
-    ("no events", pack([TIME_S])),
-    ("events that are a map", pack([TIME_S, {}, 0])),
-    ("a time that is text", pack(["now", [], 0])),
-    ("a rank that is text", pack([TIME_S, [], "0"])),
-    ("a negative rank", pack([TIME_S, [], -1])),
-    ("a rank beyond all", pack([TIME_S, [], 1 << 16])),
-    ("a length that never comes", b"\x93\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff"),
-    ("nesting without an end", b"\x93\xcb" + bytes(8) + b"\x91" * 200_000),
-]
-
-
-@pytest.mark.parametrize("payload", [row[1] for row in BAD_BATCHES], ids=[row[0] for row in BAD_BATCHES])
-def test_what_is_no_batch_is_refused_whole(payload: bytes) -> None:
-    """A payload that is no batch raises FrameError."""
-    with pytest.raises(FrameError):
-        decode_payload(3, payload, Source())
-
-
-def test_sizes_are_bounded() -> None:
-    """A payload beyond its bytes or events is refused whole, before its events are looked at."""
-    with pytest.raises(FrameError, match="payload_bytes"):
-        decode_payload(3, b"\0" * (MAX_PAYLOAD_BYTES + 1), Source())
-    with pytest.raises(FrameError, match="event_count"):
-        decode_payload(3, pack([TIME_S, [None] * (MAX_EVENTS + 1), 0]), Source())

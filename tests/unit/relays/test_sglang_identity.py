@@ -3,8 +3,9 @@
 import pytest
 
 from index.hashing import Namespace, chain_hashes, pack_tokens, root_hash
+from tests.support.payloads import array_stored, map_removed
 from tests.support.sglang_engine import PROMPT, Told, stored
-from tests.support.sglang_frames import PAIRS, array_stored, map_removed, map_stored
+from tests.support.sglang_frames import PAIRS, map_stored
 
 
 async def test_pairs_are_found_by_single_tokens() -> None:

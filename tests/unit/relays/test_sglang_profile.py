@@ -8,8 +8,8 @@ from relays.decoders import decoder_of
 from relays.dialects import EngineSettings, profile_for, sglang_profile
 from schemas.errors import ConfigError
 from schemas.profiles import Group, Profile, TierProfile
+from tests.support.payloads import batch, pack
 from tests.support.sglang_frames import map_stored
-from tests.support.vllm_frames import batch, pack
 
 
 def known(version: str, **settings: Any) -> Profile:

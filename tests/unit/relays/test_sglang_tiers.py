@@ -2,8 +2,9 @@
 
 from ops.replay.pipeline import InProcess
 from relays.dialects import EngineSettings, sglang_profile
+from tests.support.payloads import array_stored
 from tests.support.sglang_engine import CLEARED, HOST, PROMPT, Told, removed, stored
-from tests.support.sglang_frames import array_stored, recorded_messages
+from tests.support.sglang_frames import recorded_messages
 
 
 async def test_a_demoted_page_is_still_reused_from_the_host() -> None:

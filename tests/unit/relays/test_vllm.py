@@ -1,72 +1,16 @@
-"""The vLLM decoder: one table of payloads, fed whole, cut off at each byte, and with something behind it."""
+"""The vLLM decoder: what fields mean, and what is refused; its table of payloads is fed in test_payload_tables.py."""
 
 import pytest
 
-from relays.batches import MAX_BLOCK_SIZE, MAX_EVENTS, MAX_PAYLOAD_BYTES
+from relays.batches import MAX_BLOCK_SIZE
 from relays.engine_events import Decoded, RejectReason
-from relays.vllm import TIER_SPELLINGS, Source, decode, decode_payload
-from schemas.errors import FrameError
-from tests.support.vllm_frames import (
-    BYTES_A,
-    CASES,
-    TIME_S,
-    Case,
-    array_stored,
-    batch,
-    expected,
-    map_removed,
-    map_stored,
-    pack,
-)
+from relays.vllm import TIER_SPELLINGS, Source, decode_payload
+from tests.support.payloads import array_stored, batch, expected, map_removed, pack
+from tests.support.vllm_frames import BYTES_A, map_stored
 
 
 def decoded(*events: object, source: Source | None = None) -> Decoded:
     return decode_payload(3, pack(batch(*events)), source or Source())
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_payload_says_what_the_table_says(case: Case) -> None:
-    """Every version's payload decodes to the expected events, without a refusal."""
-    whole = decode_payload(3, case.payload, case.source)
-    assert whole.rejects == ()
-    assert list(whole.events) == list(case.events)
-    assert (whole.sequence, whole.time_s, whole.rank) == (3, TIME_S, 0)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_payload_cut_off_at_any_byte_is_refused_whole(case: Case) -> None:
-    """No prefix of a payload decodes: each raises FrameError, so nothing of it is applied."""
-    for end in range(len(case.payload)):
-        with pytest.raises(FrameError):
-            decode_payload(3, case.payload[:end], case.source)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bytes_behind_a_payload_refuse_it(case: Case) -> None:
-    """A payload with a byte too many is no batch."""
-    with pytest.raises(FrameError, match="batch_malformed"):
-        decode_payload(3, case.payload + b"\xc0", case.source)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fields_of_a_later_version_are_passed_over(case: Case) -> None:
-    """Extra elements behind batch and events, or extra keys in a map, change nothing."""
-    assert list(decode_payload(3, pack(_longer(case.value)), case.source).events) == list(case.events)
-
-
-def _longer(value: object) -> object:
-    if isinstance(value, dict):
-        return {**value, "events": [_longer_event(event) for event in value["events"]], "of_a_later_version": [1]}
-    assert isinstance(value, list)
-    return [value[0], [_longer_event(event) for event in value[1]], *value[2:], "of a later version"]
-
-
-def _longer_event(event: object) -> object:
-    if isinstance(event, dict):
-        return {**event, "of_a_later_version": {"a": 1}}
-    assert isinstance(event, list)
-    known = {"BlockStored": 15, "BlockRemoved": 6, "AllBlocksCleared": 1}[event[0]]
-    return [*event, *[None] * (known - len(event)), "of a later version"]
 
 
 @pytest.mark.parametrize(("spelling", "tier"), [*TIER_SPELLINGS.items(), ("VRAM?", "other"), ("gpu", "other")])
@@ -132,58 +76,6 @@ def test_a_refusal_never_shows_tokens_or_salts() -> None:
     assert len(result.rejects) == 2
     assert secret not in text
     assert "987654321" not in text
-
-
-BAD_BATCHES = [
-    ("nothing", b""),
-    ("no msgpack", b"\xc1"),
-    ("a number", pack(7)),
-    ("text", pack("BlockStored")),
-    ("an empty array", pack([])),
-    ("no events", pack([TIME_S])),
-    ("events that are a map", pack([TIME_S, {}, 0])),
-    ("a time that is text", pack(["now", [], 0])),
-    ("a map without events", pack({"ts": TIME_S})),
-    ("a rank that is text", pack([TIME_S, [], "0"])),
-    ("a negative rank", pack([TIME_S, [], -1])),
-    ("a rank beyond all", pack([TIME_S, [], 1 << 16])),
-    ("a length that never comes", b"\x93\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff"),
-    ("nesting without an end", b"\x93\xcb" + bytes(8) + b"\x91" * 200_000),
-]
-
-
-@pytest.mark.parametrize("payload", [row[1] for row in BAD_BATCHES], ids=[row[0] for row in BAD_BATCHES])
-def test_what_is_no_batch_is_refused_whole(payload: bytes) -> None:
-    """A payload that is no batch raises FrameError."""
-    with pytest.raises(FrameError):
-        decode_payload(3, payload, Source())
-
-
-def test_a_message_has_three_parts_and_eight_bytes_of_sequence() -> None:
-    """Topic, big-endian sequence and payload make a message; anything else is refused with its own reason."""
-    payload = pack(batch(array_stored()))
-    assert decode([b"kv", b"\0" * 7 + b"\x09", payload], Source()).sequence == 9
-    assert decode([b"", b"\xff" * 8, payload], Source()).sequence == (1 << 64) - 1
-    for frames, reason in [
-        ([b"", payload], "frame_count"),
-        ([b"", b"\0" * 8, payload, b""], "frame_count"),
-        ([b"", b"\0" * 7, payload], "sequence"),
-    ]:
-        with pytest.raises(FrameError, match=reason):
-            decode(frames, Source())
-
-
-def test_sizes_are_bounded() -> None:
-    """A payload beyond its bytes or events is refused whole, before its events are looked at."""
-    with pytest.raises(FrameError, match="payload_bytes"):
-        decode_payload(3, b"\0" * (MAX_PAYLOAD_BYTES + 1), Source())
-    with pytest.raises(FrameError, match="event_count"):
-        decode_payload(3, pack([TIME_S, [None] * (MAX_EVENTS + 1), 0]), Source())
-
-
-def test_a_rank_may_be_missing() -> None:
-    """A batch of two elements, as a default would leave it, has no rank."""
-    assert decode_payload(3, pack([TIME_S, []]), Source()).rank is None
 
 
 def test_hash_forms_join_across_tiers() -> None:

@@ -17,10 +17,12 @@ from schemas.events import (
     decode_record,
     encode_record,
 )
-from schemas.profiles import Holder
-from tests.support.engines import profile
+from schemas.profiles import Group, GroupClass, Holder
+from tests.support.engines import FULL, pairs, profile, tiers
 from tests.support.records import gone, record, run
 
+FULL_GROUP = Group(0, "full", 4)
+HALF = GroupClass("full", None, 2)
 FULL_RECORD = record(
     ProfileChanged(profile()),
     HolderCleared(),
@@ -93,6 +95,22 @@ BAD = [
     Bad("no path", fields(events=[run([1], depth=1)]), "record_bounds", "path: 0"),
     Bad("a negative path", fields(events=[run([1], depth=1, path=-1)], paths=[b"8" * 8]), "record_bounds", "path: -1"),
     Bad("a short path", fields(events=[gone([1], depth=2)], paths=[b"8" * 8]), "record_bounds", "does not lead to 2"),
+    *(
+        Bad(f"a profile with {name}", fields(events=[ProfileChanged(facts)]), reason, place)
+        for name, facts, reason, place in [
+            ("a negative unit", profile(unit=-1), "record_malformed", "[1].unit"),
+            ("a unit of 2^33 tokens", profile(FULL_GROUP, unit=1 << 33), "record_malformed", "[1].unit"),
+            ("a negative alignment", profile(alignment=-4), "record_malformed", "[1].alignment"),
+            ("a block of nothing", profile(Group(0, "full", 0)), "record_malformed", "groups[0].block_size"),
+            ("a window of nothing", profile(Group(0, "window", 4, 0)), "record_malformed", "groups[0].window"),
+            ("a window without a size", profile(Group(0, "window", 4)), "record_bounds", "events[0].profile: "),
+            ("half a unit", profile(Group(0, "full", 2), unit=4), "record_bounds", "not a multiple of the unit 4"),
+            ("a pair of half a unit", profile(pairs=pairs((HALF, "gpu")), unit=4), "record_bounds", "the unit 4"),
+            ("17 pairs", profile(pairs=17 * pairs((FULL, "gpu"))), "record_malformed", "[1].pairs"),
+            ("no tier", profile(tiers=()), "record_malformed", "[1].tiers"),
+            ("a chunk of nothing", profile(tiers=tiers("gpu", chunk=0)), "record_malformed", "tiers[0].chunk"),
+        ]
+    ),
     Bad("residency 0", fields(events=[run([1], residency=0)]), "record_bounds", "residency: 0"),
     Bad("17 bits of residency", fields(events=[run([1], residency=1 << 16)]), "record_bounds", "residency"),
 ]
@@ -116,6 +134,8 @@ OUT_OF_BOUNDS: dict[str, dict[str, object]] = {
     "a source of 256 bytes": {"engine_sequence": {"x" * 256: 1}},
     "256 sources": {"engine_sequence": {str(source): 1 for source in range(256)}},
     "a source with a zero byte": {"engine_sequence": {"a\0b": 1}},
+    "a heartbeat with a negative sequence": {"events": [Heartbeat("live", {"0": -1})]},
+    "a heartbeat with 256 sources": {"events": [Heartbeat("live", {str(source): 1 for source in range(256)})]},
     "a name with a zero byte": {"name": "a\0b"},
     "a name of 64 KiB": {"name": "r" * 65_536},
     "a negative rank": {"rank": -1},

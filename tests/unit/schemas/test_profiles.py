@@ -1,9 +1,18 @@
-"""Profiles: what a residency bit means, and facts that contradict each other."""
+"""Profiles: names, tiers, group classes, and what a residency bit means."""
 
 import pytest
 
 from schemas.errors import ProfileError
-from schemas.profiles import MAX_PAIRS, Group, GroupClass, Holder, Pair, TierProfile, class_bits
+from schemas.profiles import (
+    Group,
+    GroupClass,
+    Holder,
+    ReplicaEntry,
+    TierProfile,
+    class_bits,
+    decode_entry,
+    encode_entry,
+)
 from tests.support.engines import FULL, pairs, profile, tiers
 
 WINDOW = GroupClass("window", 8, 4)
@@ -22,13 +31,6 @@ def test_a_tier_that_is_not_listed_behaves_plainly() -> None:
     assert known.tier("disk") == TierProfile("disk")
 
 
-def test_the_position_of_a_pair_is_its_bit() -> None:
-    """Pairs count from the lowest bit, and a pair that is not listed has none."""
-    known = profile(pairs=pairs((FULL, "gpu"), (WINDOW, "gpu"), (FULL, "host")))
-    assert [known.pair_bit(pair) for pair in known.pairs] == [1, 2, 4]
-    assert known.pair_bit(Pair(WINDOW, "host")) == 0
-
-
 def test_the_bits_of_a_class_are_found_by_tier() -> None:
     """Each group class gets the bits of its own tiers."""
     bits = class_bits(pairs((FULL, "gpu"), (WINDOW, "gpu"), (FULL, "host")))
@@ -41,25 +43,11 @@ def test_groups_of_one_kind_window_and_size_are_one_class() -> None:
     assert Group(1, "window", 4, 8).group_class != Group(1, "window", 4, 12).group_class
 
 
-def test_a_sound_profile_passes_its_check() -> None:
-    """A profile whose facts fit together is accepted."""
-    profile(Group(0, "full", 8), Group(1, "window", 4, 8), alignment=8).check()
-
-
-CONTRADICTIONS = {
-    "alignment": profile(alignment=6),
-    "alignment of nothing": profile(),
-    r"groups\[2\].block_size": profile(Group(2, "full", 6), alignment=4),
-    r"groups\[0\].window: None": profile(Group(0, "window", 4), alignment=4),
-    r"groups\[0\].window: 8": profile(Group(0, "full", 4, 8), alignment=4),
-    "pairs: 17": profile(
-        alignment=4, pairs=tuple(Pair(GroupClass("window", n, 4), "gpu") for n in range(MAX_PAIRS + 1))
-    ),
-}
-
-
-@pytest.mark.parametrize("place", CONTRADICTIONS)
-def test_facts_that_contradict_each_other_are_refused_by_name(place: str) -> None:
-    """A contradiction raises ProfileError that names the field."""
-    with pytest.raises(ProfileError, match=place.removesuffix(" of nothing")):
-        CONTRADICTIONS[place].check()
+def test_an_entry_that_no_rule_can_reckon_with_is_none() -> None:
+    """A block that is no whole number of units is refused where the registry is read, as it is in records."""
+    entry = ReplicaEntry(7, profile())
+    assert decode_entry(encode_entry(entry)) == entry
+    with pytest.raises(ProfileError, match="not a multiple of the unit 4"):
+        decode_entry(encode_entry(ReplicaEntry(7, profile(Group(0, "full", 6), unit=4))))
+    with pytest.raises(ProfileError, match="unit"):
+        decode_entry(encode_entry(ReplicaEntry(7, profile(unit=-1))))

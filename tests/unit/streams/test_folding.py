@@ -1,9 +1,12 @@
 """What a worker does with the records it takes, on the memory store."""
 
+import asyncio
 from collections.abc import Sequence
 
 from index.liveness import Judgement, judge
 from index.memory_store import MemoryStore
+from index.store import HolderRow
+from schemas.errors import StoreUnavailable
 from schemas.events import Heartbeat, Record, encode_record
 from schemas.profiles import Holder
 from streams.folding import DeadLetter, Folder, Taken
@@ -112,4 +115,72 @@ async def test_a_heartbeat_of_a_life_never_seen_has_its_relay_asked() -> None:
     assert await _judged(store) == {HOLDER: Judgement("unknown", ("records_lost",))}
     await _fold(folder, _taken(record(run([1, 2]), life=2), record(ALIVE, life=2), first=1), end=3)
     assert await _judged(store) == {HOLDER: Judgement("live")}
+    assert asked == [HOLDER]
+
+
+async def test_dead_letters_do_not_wait_for_one_another() -> None:
+    """Kafka's time to take one is not spent a hundred times over, while valid records wait behind them."""
+    store = MemoryStore()
+    await store.setup(MODEL)
+    waiting: list[DeadLetter] = []
+    all_wait = asyncio.Event()
+
+    async def set_aside(letter: DeadLetter) -> None:
+        waiting.append(letter)
+        if len(waiting) == 100:
+            all_wait.set()
+        await all_wait.wait()
+
+    async def ask_again(model: str, holder: Holder) -> None:
+        raise AssertionError
+
+    folder = Folder(MODEL, "topic", store, set_aside, ask_again, clock_s=lambda: NOW_S)
+    folder.topic_id = "id"
+    async with asyncio.timeout(5.0):
+        await _fold(folder, _taken(*[b"\xc1"] * 100, record(run([1]))))
+    assert [letter.record.offset for letter in waiting] == list(range(100))
+    assert await runs(store, MODEL, [1]) == {"r/0": [(0, 1, 1)]}
+
+
+async def test_a_store_that_goes_away_before_a_gap_is_asked_about_stops_nothing() -> None:
+    """The records are stored; who lost some is asked for again when the worker next looks."""
+
+    class GoingAway(MemoryStore):
+        async def holders(self, model: str) -> list[HolderRow]:
+            raise StoreUnavailable("gone")
+
+    store = GoingAway()
+    await store.setup(MODEL)
+
+    async def never(*_: object) -> None:
+        raise AssertionError
+
+    folder = Folder(MODEL, "topic", store, never, never, clock_s=lambda: NOW_S)
+    folder.topic_id = "id"
+    await _fold(folder, _taken(record(run([1]), sequence=1), record(run([1, 2]), sequence=3)))
+    assert await store.cursors(MODEL) == {("id", 0): 2}
+    assert folder.folded == 2
+
+
+async def test_a_relay_that_another_one_fenced_and_left_is_asked_to_begin_anew() -> None:
+    """While the higher life speaks the lower is refused; once it is silent the one that is left speaks above it."""
+    now_s = [100.0]
+    store = MemoryStore(lambda: now_s[0])
+    await store.setup(MODEL)
+    asked: list[Holder] = []
+
+    async def set_aside(letter: DeadLetter) -> None:
+        raise AssertionError
+
+    async def ask_again(model: str, holder: Holder) -> None:
+        asked.append(holder)
+
+    folder = Folder(MODEL, "topic", store, set_aside, ask_again, clock_s=lambda: NOW_S)
+    folder.topic_id = "id"
+    await _fold(folder, _taken(record(run([1]), life=2), record(ALIVE, life=2)))
+    now_s[0] += 9.0
+    await _fold(folder, _taken(record(run([1]), life=1, sequence=8), first=2))
+    assert asked == []
+    now_s[0] += 2.0
+    await _fold(folder, _taken(record(run([1]), life=1, sequence=9), first=3))
     assert asked == [HOLDER]

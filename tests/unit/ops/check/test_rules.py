@@ -14,7 +14,8 @@ from relays.dialects import EngineSettings, profile_for
 from relays.engine import EngineRank
 from schemas.profiles import Holder
 from tests.support.captures import short_recordings
-from tests.support.vllm_frames import array_stored, batch, map_removed, map_stored, pack
+from tests.support.payloads import array_stored, batch, map_removed, pack
+from tests.support.vllm_frames import map_stored
 
 RECORDINGS = short_recordings()
 

@@ -93,7 +93,7 @@ def test_the_profile_is_what_an_operator_would_have_configured() -> None:
     profile = profile_of(recording)
     assert profile.groups == (Group(0, "full", 32), Group(1, "window", 32, 96))
     # a block has 2 (keys, values) x 1 x 32 x 4 bytes x 2 layers x 32 tokens = 16 KiB, a chunk three of them
-    assert profile.tier("host") == TierProfile("host", chunk=3, capacity=2, last_token="counted")
+    assert profile.tier("host") == TierProfile("host", chunk=3, capacity=2, last_token="counted", drafting=True)
     assert (profile.hash.algorithm, profile.hash.seed, profile.hash.bits) == ("sha256_cbor", "0", 64)
     assert (profile.adapters, profile.drafting) == ({"7": "alpha"}, "drop_unit_ahead")
 
