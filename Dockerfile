@@ -1,8 +1,8 @@
 # One image for every part: relay, worker, router, tools.
 FROM python:3.12-slim AS build
 WORKDIR /src
-COPY requirements.lock ./
-RUN python -m venv /opt/kvatlas && /opt/kvatlas/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
+COPY requirements-runtime.lock ./
+RUN python -m venv /opt/kvatlas && /opt/kvatlas/bin/pip install --no-cache-dir --require-hashes -r requirements-runtime.lock
 COPY pyproject.toml README.md ./
 COPY relays relays
 COPY streams streams

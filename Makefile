@@ -40,6 +40,7 @@ bench: .venv/ready
 lock:
 	uv lock
 	uv export --frozen --quiet --all-groups --all-extras --no-emit-project --output-file requirements.lock
+	uv export --frozen --quiet --no-default-groups --no-emit-project --output-file requirements-runtime.lock
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
