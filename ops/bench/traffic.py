@@ -86,7 +86,7 @@ class _Relay:
         self.key = own.name.encode()
         self._mirror = Mirror(_profile(model, own.name))
         self._voice = Voice(own, 1)
-        self._sequence = -1
+        self._sequence = 0  # of the last event
 
     def tell(self, steps: Sequence[Step]) -> Iterator[Message]:
         """Yield the records that these events lead to."""

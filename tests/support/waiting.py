@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 60.0) -> None:
     """Return once the condition holds; a test that waits longer than that fails with `TimeoutError`."""
     async with asyncio.timeout(timeout_s):
         while True:
