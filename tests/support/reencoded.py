@@ -9,78 +9,40 @@ from typing import Any
 
 import msgspec
 
+from ops.check.expected import wire_of
 from ops.replay.capture import Capture, Frame
 from ops.replay.vllm_meta import settings_of
 from relays.dialects import parse_version
 
 Fields = dict[str, Any]
 Version = tuple[int, ...]
-
-_VLLM = {
-    "BlockStored": {
-        "block_hashes": (0, 11),
-        "parent_block_hash": (0, 11),
-        "token_ids": (0, 11),
-        "block_size": (0, 11),
-        "lora_id": (0, 11),
-        "medium": (0, 11),
-        "lora_name": (0, 14),
-        "extra_keys": (0, 17),
-        "group_idx": (0, 20),
-        "kv_cache_spec_kind": (0, 22),
-        "kv_cache_spec_sliding_window": (0, 22),
-        "locality": (0, 26),
-        "ownership": (0, 29),
-        "session_id": (0, 30),
-    },
-    "BlockRemoved": {
-        "block_hashes": (0, 11),
-        "medium": (0, 11),
-        "group_idx": (0, 20),
-        "locality": (0, 26),
-        "ownership": (0, 29),
-    },
-    "AllBlocksCleared": {},
-}
-_SGLANG = {
-    "BlockStored": {
-        "block_hashes": (0, 4, 7),
-        "parent_block_hash": (0, 4, 7),
-        "token_ids": (0, 4, 7),
-        "block_size": (0, 4, 7),
-        "lora_id": (0, 4, 7),
-        "medium": (0, 5, 9),
-        "cache_salt": (0, 5, 18),
-        "session_id": (0, 5, 20),
-        "lora_name": (0, 5, 23),
-    },
-    "BlockRemoved": {"block_hashes": (0, 4, 7), "medium": (0, 5, 9)},
-    "AllBlocksCleared": {},
-}
+Tables = Mapping[str, Mapping[str, Version]]
+"""Event -> field -> the version that brought it, in the order of the positional form."""
 
 
 def as_version(capture: Capture, version: str) -> Capture:
     """Return the recording as that version would have sent it; what its engine did is taken to be the same."""
     number = parse_version(version)
+    wire = wire_of(capture.engine, version)
+    assert wire is not None
+    tables: Tables = {"AllBlocksCleared": {}, **wire.fields}
     if capture.engine == "vllm":
         chunk = settings_of(capture).blocks_per_chunk
 
         def encode(name: str, event: Fields) -> object:
-            return _vllm_event(name, event, number, chunk)
+            return _vllm_event(name, event, tables[name], number, chunk)
     else:
 
         def encode(name: str, event: Fields) -> object:
-            return _sglang_event(name, event, number)
+            return _sglang_event(name, event, tables[name], number)
 
-    tables: Mapping[str, Mapping[str, Version]] = _VLLM if capture.engine == "vllm" else _SGLANG
-    four = number >= ((0, 26) if capture.engine == "vllm" else (0, 5, 22))
-    frames = tuple(_frame(frame, tables, encode, four) for frame in capture.frames)
+    frames = tuple(_frame(frame, tables, encode, wire.replay_parts == 4) for frame in capture.frames)
     return msgspec.structs.replace(capture, version=version, frames=frames)
 
 
 def _frame(
     frame: Frame,
-    tables: Mapping[str, Mapping[str, Version]],
+    tables: Tables,
     encode: Callable[[str, Fields], object],
     topic_in_replay: bool,
 ) -> Frame:
@@ -97,7 +59,7 @@ def _frame(
     return msgspec.structs.replace(frame, parts=tuple(parts))
 
 
-def _named(event: Any, tables: Mapping[str, Mapping[str, Version]]) -> tuple[str, Fields]:
+def _named(event: Any, tables: Tables) -> tuple[str, Fields]:
     """Return an event's name and its fields by name, whichever way it was sent."""
     if isinstance(event, dict):
         return event["type"], {key: value for key, value in event.items() if key != "type"}
@@ -108,12 +70,11 @@ def _named(event: Any, tables: Mapping[str, Mapping[str, Version]]) -> tuple[str
     return name, fields
 
 
-def _vllm_event(name: str, event: Fields, number: Version, chunk: int) -> object:
+def _vllm_event(name: str, event: Fields, table: Mapping[str, Version], number: Version, chunk: int) -> object:
     if name == "BlockStored":
         event = _with_keys_of(event, number)
     if event.get("medium") == "CPU" and number < (0, 24):
         event = _as_placeholder(event, chunk)
-    table = _VLLM[name]
     known = [key for key, since in table.items() if since <= number]
     if number < (0, 24):
         return [name, *(event.get(key) for key in known)]
@@ -137,9 +98,10 @@ def _as_placeholder(event: Fields, chunk: int) -> Fields:
     return {"block_hashes": names, "token_ids": [], "block_size": 0, "medium": "CPU"}
 
 
-def _sglang_event(name: str, event: Fields, number: Version) -> object:
-    table = _SGLANG[name]
+def _sglang_event(name: str, event: Fields, table: Mapping[str, Version], number: Version) -> object:
     known = [key for key, since in table.items() if since <= number]
+    if number < (0, 5, 23):  # 0.5.22 names adapters in its `dynamo` format alone
+        known = [key for key in known if key != "lora_name"]
     if number >= (0, 5, 20):
         always = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id")
         return {"type": name} | {key: event.get(key) for key in known if (key in always) or event.get(key) is not None}
