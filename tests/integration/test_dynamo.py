@@ -73,7 +73,7 @@ class Consolidated:
         await self.publisher.publish(frames(b"", 0, payload))
 
     async def hear(self) -> None:
-        """Let it speak until it is heard: nobody tells a publisher that a subscription has reached it."""
+        """Let it speak until it is heard."""
         row = await self.index.row("d")
         before = row.applied if row is not None else {}
 
@@ -101,6 +101,7 @@ async def consolidated(brokers: str, model: str) -> AsyncIterator[Consolidated]:
     await create_topics(brokers, topic_specs([model], 1))
     one = Consolidated(brokers, model)
     async with one.publisher, one.index, running(one.relay):
+        await one.publisher.subscribed()
         await one.hear()
         yield one
 
@@ -144,6 +145,7 @@ async def test_another_run_begins_a_life_and_a_lost_one_is_not_believed(kafka: s
         assert one.life == life
         one.truth.begin_life(2)
         await one.publisher.start()
+        await one.publisher.subscribed()
         await one.hear()
         await one.say(block(3))
         await one.settle()

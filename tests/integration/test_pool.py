@@ -69,6 +69,7 @@ async def test_what_a_store_says_is_credited_where_a_replica_has_told_the_names(
         async with bench.relaying():
             await bench.store(unique_name, names[:4])
             await until_pooled(bench, unique_name, first, 4)
+            await until_state(bench, unique_name, "live")
             answer = (await bench.answers(unique_name, first))["cold"]
             assert answer["pools"] == {POOL: {TIER[kind]: 4 * UNIT}}
             assert answer["state"] == "live"
@@ -102,6 +103,7 @@ async def test_a_publisher_that_is_gone_is_doubted_and_then_not_believed(
         await until_said(bench, unique_name, "unknown (disconnected)")
         assert await bench.pooled(unique_name, prompt) == 0
         await bench.publishers[0].start()
+        await bench.publishers[0].subscribed()
         await bench.hear()
         if kind == "mooncake":
             await until_state(bench, unique_name, "live")

@@ -1,4 +1,7 @@
-"""A store's publisher on loopback: one PUB socket and one counter over all of its topics, without any replay."""
+"""A store's publisher on loopback: one socket and one counter over all of its topics, without any replay.
+
+The socket is an XPUB, which differs from a PUB in that it hears of subscriptions.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ class FakeStore:
 
     async def __aenter__(self) -> Self:
         """Open the socket, as soon as the port is free."""
-        self._socket = self._context.socket(zmq.PUB)
+        self._socket = self._context.socket(zmq.XPUB)
         async with asyncio.timeout(10.0):
             while True:
                 try:
@@ -46,6 +49,12 @@ class FakeStore:
         if anew:
             self.next = self._first
         await self.__aenter__()
+
+    async def subscribed(self) -> None:
+        """Wait until one more subscriber hears what is published."""
+        async with asyncio.timeout(60.0):
+            while not (await self._socket.recv()).startswith(b"\1"):
+                pass
 
     def lose(self) -> None:
         """Use up a number that no subscriber gets."""

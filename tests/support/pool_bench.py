@@ -86,7 +86,8 @@ class PoolBench:
     async def relaying(self) -> AsyncIterator[None]:
         """The pool's relay, once each publisher has been heard."""
         async with self.relaying_of([one.endpoint for one in self.publishers], self.settings):
-            for number in range(len(self.publishers)):
+            for number, publisher in enumerate(self.publishers):
+                await publisher.subscribed()
                 await self.hear(number)
             yield
 
@@ -100,10 +101,7 @@ class PoolBench:
             yield
 
     async def hear(self, number: int = 0) -> None:
-        """Let a publisher speak of an unknown block until one of these messages is in the index.
-
-        Nobody tells a publisher that a subscription has reached it: the first messages may be missed.
-        """
+        """Let a publisher speak of an unknown block until one of these messages is in the index."""
         before = await self.applied(self.models[0], number)
 
         async def heard() -> bool:
