@@ -249,8 +249,8 @@ async def test_a_life_that_is_told_in_part_is_not_live(
     """What is told again comes in many records; heartbeats between them say that there is more to come."""
     monkeypatch.setattr("relays.records._MAX_BLOCKS", 2)
     async with benched(kafka, unique_name) as bench:
-        async with bench.relaying(Settings(relay_heartbeat_s=0.002, relay_records_in_flight=1)):
-            await bench.publish(60)
+        async with bench.relaying(Settings(relay_heartbeat_s=0.03, relay_records_in_flight=1)):
+            await bench.publish(240)
             await bench.settle()
             life = (await bench.row()).life
             await _send(kafka, CONTROL, encode_control(Resync("r", 0, "operator", 0.0)))
