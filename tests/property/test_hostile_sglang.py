@@ -12,7 +12,7 @@ from tests.support.hostile import LIMITS, Honest, check_hostile
 from tests.support.mutations import Mutator
 from tests.support.sglang_frames import CASES, recorded_messages
 
-MESSAGES = 60_000
+MESSAGES = 100_000
 SEED = 20260202
 VERSIONS = ("0.5.10.post1", "0.5.18", "0.5.23")
 

@@ -16,7 +16,7 @@ from tests.support.pool_frames import file_message, frames, keys_of, object_even
 from tests.support.pool_world import PoolWorld
 from tests.support.store_samples import store_samples
 
-MESSAGES = 20_000
+MESSAGES = 100_000
 SEED = 20260202
 MOST_S = 0.050  # of processor time, for one message
 LIMITS = Limits(blocks=5_000, idle_hashes=1_000, unplaced_blocks=1_000)

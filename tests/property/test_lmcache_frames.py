@@ -15,7 +15,7 @@ from schemas.errors import FrameError
 from schemas.lmcache_mp import KVEventBatch
 from tests.support.lmcache_frames import CHUNK, MODEL, frames, read
 
-MESSAGES = 20_000
+MESSAGES = 100_000
 MOST_S = 0.25  # of processor time, for one message through decoder and mirror
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
