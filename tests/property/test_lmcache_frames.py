@@ -14,6 +14,7 @@ from relays.mirror import Mirror
 from schemas.errors import FrameError
 from schemas.lmcache_mp import KVEventBatch
 from tests.support.lmcache_frames import CHUNK, MODEL, frames, read
+from tests.support.mutations import broken
 
 MESSAGES = 100_000
 MOST_S = 0.25  # of processor time, for one message through decoder and mirror
@@ -47,24 +48,6 @@ def outcome(mirror: Mirror, payload: bytes, chunk: int = CHUNK) -> str:
     assert all(reject.reason and reject.detail for reject in batch.decoded.rejects)
     mirror.apply(batch.decoded.events)
     return "read"
-
-
-def broken(payloads: list[bytes], random: Random) -> bytes:
-    """Return a message with bits turned, cut, spliced into another, or with something put in."""
-    data = bytearray(random.choice(payloads))
-    at = random.randrange(len(data))
-    way = random.randrange(5)
-    if way < 2:
-        for _ in range(random.choice([1, 1, 2, 8])):
-            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-    elif way == 2:
-        del data[at:]
-    elif way == 3:
-        other = random.choice(payloads)
-        data[at:] = other[random.randrange(len(other)) :]
-    else:
-        data[at:at] = random.choice([b"\xff\xff\xff\xff\x0f", b"\x2a\x00", b"\x0b" * 200, random.randbytes(9)])
-    return bytes(data)
 
 
 def test_mutated_messages_of_the_real_server_are_refused_or_read() -> None:

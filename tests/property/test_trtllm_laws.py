@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -19,10 +20,13 @@ from schemas.errors import BadInput
 from schemas.profiles import TIERS, Profile
 from tests.support.coroutines import immediate
 from tests.support.engines import HOLDER
+from tests.support.mutations import broken
 from tests.support.replayed import Row, memory_store, tell
 from tests.support.stories import configured, stories
 from tests.support.trtllm_engine import TreeEngine
 from tests.support.trtllm_events import body, known
+
+MESSAGES = 100_000
 
 SAMPLES = [
     json.loads(line)
@@ -83,6 +87,19 @@ def test_any_body_is_read_or_bad_input(source: Source, data: bytes) -> None:
         read_all(data, source)
     except BadInput:
         return
+
+
+def test_damaged_bodies_are_read_or_bad_input() -> None:
+    """Bits, lengths and ends of answers are changed, 100,000 times; most are refused, and some can be read."""
+    random = Random(20261129)
+    payloads = [json.dumps([event, event]).encode() for event in EVENTS]
+    refused = 0
+    for number in range(MESSAGES):
+        try:
+            read_all(broken(payloads, random), SOURCES[number % len(SOURCES)])
+        except BadInput:
+            refused += 1
+    assert MESSAGES // 10 < refused < MESSAGES * 9 // 10
 
 
 def paths(value: Any) -> list[tuple[Any, ...]]:

@@ -91,3 +91,21 @@ class Mutator:
         for _ in range(depth):
             value = [value] if self._random.random() < 0.5 else {"a": value}
         return value
+
+
+def broken(payloads: Sequence[bytes], random: Random) -> bytes:
+    """Return a message with bits turned, cut, spliced into another, or with something put in."""
+    data = bytearray(random.choice(payloads))
+    at = random.randrange(len(data))
+    way = random.randrange(5)
+    if way < 2:
+        for _ in range(random.choice([1, 1, 2, 8])):
+            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    elif way == 2:
+        del data[at:]
+    elif way == 3:
+        other = random.choice(payloads)
+        data[at:] = other[random.randrange(len(other)) :]
+    else:
+        data[at:at] = random.choice([b"\xff\xff\xff\xff\x0f", b"\x2a\x00", b"\x0b" * 200, random.randbytes(9)])
+    return bytes(data)
