@@ -1,8 +1,8 @@
 """What the msgpack dialects share: a batch of still-encoded events, decoded one by one so that a bad one costs only
 itself; pure."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +16,11 @@ MAX_BLOCK_SIZE = 1 << 20
 
 BROKEN = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 """What a decoder of hostile bytes may raise."""
+
+
+AnyBatch = TypeVar("AnyBatch")
+Raw = TypeVar("Raw")
+Read = TypeVar("Read")
 
 
 class Refused(Exception):
@@ -46,20 +51,58 @@ def decode_batch(
     Raises:
         FrameError: the payload is no batch.
     """
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise FrameError("payload_bytes", f"{len(payload)} bytes, at most {MAX_PAYLOAD_BYTES}")
-    batch = _read_batch(payload)
-    if len(batch.events) > MAX_EVENTS:
-        raise FrameError("event_count", f"{len(batch.events)} events, at most {MAX_EVENTS}")
+    batch = read_payload(payload, _read_batch, lambda batch: batch.events)
+    concluded, rejects = read_each(batch.events, lambda raw: conclude(_read_event(raw, decoders)))
     events: list[EngineEvent] = []
+    for one in concluded:
+        events += one if isinstance(one, list) else [one]
+    return Decoded(sequence, batch.ts, batch.data_parallel_rank, tuple(events), rejects)
+
+
+def read_payload(
+    payload: bytes,
+    read: Callable[[bytes], AnyBatch],
+    events_in: Callable[[AnyBatch], Sized],
+    *,
+    most_bytes: int = MAX_PAYLOAD_BYTES,
+) -> AnyBatch:
+    """Return what `read` makes of a message, whose events are still encoded.
+
+    Raises:
+        FrameError: it cannot be read, is too large, or holds too many events.
+    """
+    if len(payload) > most_bytes:
+        raise FrameError("payload_bytes", f"{len(payload)} bytes, at most {most_bytes}")
+    try:
+        batch = read(payload)
+    except BROKEN as error:
+        raise FrameError("batch_malformed", first_line(error)) from error
+    count = len(events_in(batch))
+    if count > MAX_EVENTS:
+        raise FrameError("event_count", f"{count} events, at most {MAX_EVENTS}")
+    return batch
+
+
+def read_each(raws: Iterable[Raw], read: Callable[[Raw], Read]) -> tuple[list[Read], tuple[Reject, ...]]:
+    """Return what `read` makes of each event, and those that it refuses with where they stood."""
+    results: list[Read] = []
     rejects: list[Reject] = []
-    for position, raw in enumerate(batch.events):
+    for position, raw in enumerate(raws):
         try:
-            concluded = conclude(_read_event(raw, decoders))
-            events += concluded if isinstance(concluded, list) else [concluded]
+            results.append(read(raw))
         except Refused as refused:
             rejects.append(Reject(refused.reason, position, refused.detail))
-    return Decoded(sequence, batch.ts, batch.data_parallel_rank, tuple(events), tuple(rejects))
+    return results, tuple(rejects)
+
+
+def read_struct(
+    decoder: "msgspec.msgpack.Decoder[Read] | msgspec.json.Decoder[Read]", raw: bytes | msgspec.Raw
+) -> Read:
+    """Return an event's struct; one that is of another form is refused."""
+    try:
+        return decoder.decode(raw)
+    except BROKEN as error:
+        raise Refused(RejectReason.MALFORMED, first_line(error)) from error
 
 
 def check_tokens(tokens: list[int], block_size: int, hashes: int, largest: int, *, masked: bool) -> None:
@@ -93,10 +136,7 @@ def first_line(error: BaseException) -> str:
 
 def _read_batch(payload: bytes) -> Batch | MapBatch:
     is_map = bool(payload) and (0x80 <= payload[0] <= 0x8F or payload[0] in (0xDE, 0xDF))
-    try:
-        batch: Batch | MapBatch = _map_batches.decode(payload) if is_map else _batches.decode(payload)
-    except BROKEN as error:
-        raise FrameError("batch_malformed", first_line(error)) from error
+    batch: Batch | MapBatch = _map_batches.decode(payload) if is_map else _batches.decode(payload)
     if batch.data_parallel_rank is not None and not 0 <= batch.data_parallel_rank < 1 << 16:
         raise FrameError("rank", f"data_parallel_rank: {batch.data_parallel_rank}")
     return batch
@@ -107,8 +147,11 @@ def _read_event(raw: msgspec.Raw, decoders: EventDecoders) -> Any:
     is_array = bool(first) and (0x90 <= first[0] <= 0x9F or first[0] in (0xDC, 0xDD))
     try:
         return (decoders.arrays if is_array else decoders.maps).decode(raw)
-    except msgspec.ValidationError as error:
-        reason = RejectReason.UNKNOWN_EVENT if "Invalid value" in str(error) else RejectReason.MALFORMED
-        raise Refused(reason, first_line(error)) from error
     except BROKEN as error:
-        raise Refused(RejectReason.MALFORMED, first_line(error)) from error
+        raise Refused(reason_of(error), first_line(error)) from error
+
+
+def reason_of(error: BaseException) -> RejectReason:
+    """Return why an event that could not be decoded is refused: msgspec says so where its tag is unknown."""
+    unknown = isinstance(error, msgspec.ValidationError) and "Invalid value" in str(error)
+    return RejectReason.UNKNOWN_EVENT if unknown else RejectReason.MALFORMED

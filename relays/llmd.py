@@ -5,9 +5,9 @@ Source: engines/other-engines.md 7.2.
 
 import msgspec
 
-from relays.batches import BROKEN, Refused, first_line, read_hashes
-from relays.engine_events import EngineEvent, RejectReason, Removed, Stored
-from relays.stores import StoreMessage, conclude, read_batch
+from relays.batches import read_hashes, read_payload, read_struct
+from relays.engine_events import EngineEvent, Removed, Stored
+from relays.stores import StoreMessage, conclude
 from schemas.errors import FrameError
 from schemas.llmd import FileBatch, FileEvent, FileRemoved
 from schemas.profiles import Tier
@@ -29,15 +29,12 @@ def decode_llmd(topic: bytes, payload: bytes) -> StoreMessage:
     if len(parts) != 3 or parts[0] != "kv" or parts[1] not in TIERS:
         raise FrameError("topic", f"{topic[:80]!r}: expected kv@SHARED_STORAGE@model or kv@OBJECT_STORE@model")
     tier, model = TIERS[parts[1]], parts[2]
-    batch = read_batch(_batches, payload)
+    batch = read_payload(payload, _batches.decode, lambda batch: batch.events)
     return conclude(batch.ts, batch.events, lambda packed: (model, _file(packed, tier)))
 
 
 def _file(packed: bytes, tier: Tier) -> EngineEvent:
-    try:
-        event = _events.decode(packed)
-    except BROKEN as error:
-        raise Refused(RejectReason.MALFORMED, first_line(error)) from error
+    event = read_struct(_events, packed)
     hashes = read_hashes(event.block_hashes, 64)
     if isinstance(event, FileRemoved):
         return Removed(hashes=hashes, tier=tier, names_chunks=True)

@@ -10,7 +10,7 @@ parents), token_hasher.py (names), distributed/l1_manager.py (what is announced)
 
 import msgspec
 
-from relays.batches import MAX_EVENTS, Refused, check_tokens, read_hash, read_hashes
+from relays.batches import Refused, check_tokens, read_hash, read_hashes, read_payload
 from relays.engine_events import Decoded, EngineEvent, Reject, RejectReason, Removed, Stored
 from schemas.errors import ConfigError, FrameError
 from schemas.events import MAX_NUMBER
@@ -47,11 +47,7 @@ def decode_lmcache(payload: bytes, model: str, chunk: int, time_s: float) -> KvB
     Raises:
         FrameError: the message is no batch, or its records are not in order; nothing of it can be used.
     """
-    if len(payload) > MAX_BATCH_BYTES:
-        raise FrameError("payload_bytes", f"{len(payload)} bytes, at most {MAX_BATCH_BYTES}")
-    batch = read_batch(payload)
-    if len(batch.events) > MAX_EVENTS:
-        raise FrameError("event_count", f"{len(batch.events)} events, at most {MAX_EVENTS}")
+    batch = read_payload(payload, read_batch, lambda batch: batch.events, most_bytes=MAX_BATCH_BYTES)
     if not 0 <= batch.next_cursor <= MAX_NUMBER:
         raise FrameError("sequence", f"next_cursor: {batch.next_cursor}")
     events: list[EngineEvent] = []

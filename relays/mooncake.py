@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from relays.batches import BROKEN, Refused, first_line, read_hashes
+from relays.batches import Refused, read_hashes, read_payload, read_struct
 from relays.engine_events import EngineEvent, RejectReason, Removed, Stored
-from relays.stores import StoreMessage, conclude, read_batch
+from relays.stores import StoreMessage, conclude
 from schemas.errors import ConfigError
 from schemas.mooncake import ObjectBatch, ObjectEvent
 from schemas.profiles import Tier
@@ -103,15 +103,12 @@ def decode_mooncake(payload: bytes, pattern: KeyPattern) -> StoreMessage:
     Raises:
         FrameError: the payload is no batch.
     """
-    batch = read_batch(_batches, payload)
+    batch = read_payload(payload, _batches.decode, lambda batch: batch.events)
     return conclude(batch.ts_ms / 1000, batch.events, lambda raw: _object(raw, pattern))
 
 
 def _object(raw: msgspec.Raw, pattern: KeyPattern) -> tuple[str, EngineEvent]:
-    try:
-        event = _events.decode(raw)
-    except BROKEN as error:
-        raise Refused(RejectReason.MALFORMED, first_line(error)) from error
+    event = read_struct(_events, raw)
     kind = event.event_type or {"BlockStored": "stored", "BlockRemoved": "removed"}.get(event.type or "")
     if kind not in ("stored", "removed"):
         raise Refused(RejectReason.UNKNOWN_EVENT, f"event_type: {event.event_type!r}, type: {event.type!r}")

@@ -10,13 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
-from relays.batches import BROKEN, MAX_EVENTS, MAX_PAYLOAD_BYTES, Refused, first_line
+from relays.batches import read_each
 from relays.engine_events import EngineEvent, Reject
-from schemas.errors import FrameError
-from schemas.llmd import FileBatch
-from schemas.mooncake import ObjectBatch
 
-AnyBatch = TypeVar("AnyBatch", ObjectBatch, FileBatch)
 RawEvent = TypeVar("RawEvent")
 
 
@@ -28,23 +24,6 @@ class StoreMessage(msgspec.Struct, frozen=True):
     rejects: tuple[Reject, ...] = ()
 
 
-def read_batch(decoder: "msgspec.msgpack.Decoder[AnyBatch]", payload: bytes) -> AnyBatch:
-    """Return a payload's batch, its events still encoded.
-
-    Raises:
-        FrameError: it is none, or too large.
-    """
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise FrameError("payload_bytes", f"{len(payload)} bytes, at most {MAX_PAYLOAD_BYTES}")
-    try:
-        batch = decoder.decode(payload)
-    except BROKEN as error:
-        raise FrameError("batch_malformed", first_line(error)) from error
-    if len(batch.events) > MAX_EVENTS:
-        raise FrameError("event_count", f"{len(batch.events)} events, at most {MAX_EVENTS}")
-    return batch
-
-
 def conclude(
     time_s: float, raw_events: Iterable[RawEvent], read: Callable[[RawEvent], tuple[str, EngineEvent]]
 ) -> StoreMessage:
@@ -53,12 +32,8 @@ def conclude(
     Args:
         read: returns the store's name of the model, and the event.
     """
+    read_events, rejects = read_each(raw_events, read)
     events: defaultdict[str, list[EngineEvent]] = defaultdict(list)
-    rejects: list[Reject] = []
-    for position, raw in enumerate(raw_events):
-        try:
-            model, event = read(raw)
-            events[model].append(event)
-        except Refused as refused:
-            rejects.append(Reject(refused.reason, position, refused.detail))
-    return StoreMessage(time_s, {model: tuple(part) for model, part in events.items()}, tuple(rejects))
+    for model, event in read_events:
+        events[model].append(event)
+    return StoreMessage(time_s, {model: tuple(part) for model, part in events.items()}, rejects)

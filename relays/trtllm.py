@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relays.batches import BROKEN, MAX_EVENTS, EventDecoders, Refused, check_tokens, decode_batch, first_line
+from relays.batches import (
+    BROKEN,
+    EventDecoders,
+    Refused,
+    check_tokens,
+    decode_batch,
+    first_line,
+    read_each,
+    read_payload,
+    read_struct,
+    reason_of,
+)
 from relays.engine_events import (
     Cleared,
     Decoded,
@@ -24,7 +35,6 @@ from relays.engine_events import (
     normalize_hash,
 )
 from relays.trtllm_hashes import count_named
-from schemas.errors import FrameError
 from schemas.events import MAX_NUMBER
 from schemas.profiles import Tier
 from schemas.trtllm import (
@@ -81,28 +91,14 @@ class Drained(NamedTuple):
 # ---- HTTP
 
 
-def split_drain(body: bytes) -> tuple[list[Drained], list[Reject]]:
+def split_drain(body: bytes) -> tuple[list[Drained], tuple[Reject, ...]]:
     """Return the events of a drained list, each rank's in their order; one whose head cannot be read is refused.
 
     Raises:
         FrameError: the body is no list of events.
     """
-    if len(body) > MAX_DRAIN_BYTES:
-        raise FrameError("payload_bytes", f"{len(body)} bytes, at most {MAX_DRAIN_BYTES}")
-    try:
-        raws = _drains.decode(body)
-    except BROKEN as error:
-        raise FrameError("batch_malformed", first_line(error)) from error
-    if len(raws) > MAX_EVENTS:
-        raise FrameError("event_count", f"{len(raws)} events, at most {MAX_EVENTS}")
-    drained: list[Drained] = []
-    rejects: list[Reject] = []
-    for position, raw in enumerate(raws):
-        try:
-            drained.append(_read_head(raw))
-        except Refused as refused:
-            rejects.append(Reject(refused.reason, position, refused.detail))
-    return drained, rejects
+    raws = read_payload(body, _drains.decode, lambda raws: raws, most_bytes=MAX_DRAIN_BYTES)
+    return read_each(raws, _read_head)
 
 
 def decode_event(sequence: int, payload: bytes, source: Source) -> Decoded:
@@ -114,19 +110,13 @@ def decode_event(sequence: int, payload: bytes, source: Source) -> Decoded:
         return Decoded(sequence, 0.0, rank, tuple(_conclude_pulled(event, source)))
     except Refused as refused:
         reject = Reject(refused.reason, 0, refused.detail)
-    except msgspec.ValidationError as error:
-        unknown = "Invalid value" in str(error)
-        reject = Reject(RejectReason.UNKNOWN_EVENT if unknown else RejectReason.MALFORMED, 0, first_line(error))
     except BROKEN as error:
-        reject = Reject(RejectReason.MALFORMED, 0, first_line(error))
+        reject = Reject(reason_of(error), 0, first_line(error))
     return Decoded(sequence, 0.0, rank, (), (reject,))
 
 
 def _read_head(raw: msgspec.Raw) -> Drained:
-    try:
-        head = _heads.decode(raw)
-    except BROKEN as error:
-        raise Refused(RejectReason.MALFORMED, first_line(error)) from error
+    head = read_struct(_heads, raw)
     rank = head.attention_dp_rank or 0
     if not 0 <= head.event_id <= MAX_NUMBER:
         raise Refused(RejectReason.LIMIT, f"event_id: {head.event_id}")

@@ -12,7 +12,7 @@ from relays.engine_events import EngineEvent, EngineHash, Stored
 from relays.holder import MirroredHolder
 from relays.mirror import Mirror
 from relays.pools.past import Told
-from schemas.events import BlocksStored, HolderState, ProfileChanged, Record
+from schemas.events import BAND_BLOCKS, BlocksStored, HolderState, ProfileChanged, Record
 from schemas.profiles import Holder, Profile, join_mismatch
 
 
@@ -45,7 +45,7 @@ class PoolModel(MirroredHolder):
             if isinstance(event, ProfileChanged):
                 self.read_profile(event.profile)
             elif isinstance(event, BlocksStored) and event.engine_hashes and record.name in self._readers:
-                before = event.depth_blocks % 128 * 8
+                before = event.depth_blocks % BAND_BLOCKS * 8
                 path = unpack_hashes(record.paths[event.path][:before]) if before else []
                 self.mirror.learn_places(
                     event.depth_blocks, path, unpack_hashes(event.blocks), unpack_hashes(event.engine_hashes)
