@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerClosed
 
 from ops.metrics import RELAY_PRODUCERS, RELAY_RECORDS, RELAY_REJECTS
+from ops.pauses import Pauses
 
 log = structlog.get_logger()
 
@@ -92,8 +93,9 @@ class Publisher:
 
     async def run(self) -> None:
         """Keep a producer alive until cancelled; then what it has is flushed."""
-        pause_s = _FIRST_PAUSE_S
+        pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
+            pause_s = pauses.next_s()
             self._failed.clear()
             self._producer = producer = AIOKafkaProducer(
                 **self._client,
@@ -108,7 +110,8 @@ class Publisher:
                 await self._send_again(producer)
                 await self._failed.wait()
                 RELAY_PRODUCERS.inc()
-                pause_s = _FIRST_PAUSE_S
+                pauses.reset()
+                pause_s = pauses.next_s()
             except (KafkaError, OSError) as error:
                 log.warning("relay.broker_unavailable", error=str(error), pause_s=pause_s, owed=len(self._owed))
             finally:
@@ -116,7 +119,6 @@ class Publisher:
                 self._producer = None
                 await _stop(producer, flush=not self._failed.is_set())
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _send_again(self, producer: AIOKafkaProducer) -> None:
         """Send all that is owed, in order; meanwhile `put` adds to it and sends nothing."""

@@ -14,6 +14,7 @@ import httpx
 import structlog
 
 from ops.metrics import RELAY_MESSAGES, RELAY_POLLS, RELAY_REJECTS
+from ops.pauses import Pauses
 from relays.engine import EngineRank
 from relays.pulled import PulledSequence
 from relays.source import RankSource
@@ -113,16 +114,17 @@ class EventPoller:
         async with httpx.AsyncClient(
             timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"}
         ) as client:
-            pause_s = idle_s = 0.0
+            pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            idle_s = 0.0
             while True:
                 try:
                     count = await self._poll(client)
                 except (PollFailed, httpx.HTTPError) as error:
-                    pause_s = min(max(pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                    pause_s = pauses.next_s()
                     self._on_failure(error, pause_s)
                     await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
                     continue
-                pause_s = 0.0
+                pauses.reset()
                 idle_s = _SHORTEST_IDLE_S if count else min(max(idle_s * 1.5, _SHORTEST_IDLE_S), self._idle_s)
                 await asyncio.sleep(idle_s)
 

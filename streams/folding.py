@@ -11,6 +11,7 @@ import structlog
 from index.fold import Cursor, Flush, HolderWrite, fold
 from index.store import REBUILDING, Applied, Store
 from ops.metrics import STREAM_BLOCKS, STREAM_DEAD_LETTERS, STREAM_FLUSH, STREAM_RECORDS, STREAM_RETRIES, STREAM_WRITES
+from ops.pauses import Pauses
 from schemas.errors import FrameError, StoreUnavailable
 from schemas.events import BlocksRemoved, BlocksStored, Heartbeat, Record, decode_record
 from schemas.profiles import Holder
@@ -152,16 +153,16 @@ class Folder:
         await asyncio.gather(*map(self._set_aside, part.refused))
 
     async def _apply(self, flush: Flush) -> Applied:
-        pause_s = _FIRST_PAUSE_S
+        pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 with STREAM_FLUSH.time():
                     return await self._store.apply(flush)
             except StoreUnavailable as error:
                 STREAM_RETRIES.inc()
+                pause_s = pauses.next_s()
                 log.warning("stream.store_unavailable", topic=self._topic, error=str(error), pause_s=pause_s)
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _ask_unheard(self, records: Sequence[Record]) -> None:
         """Ask relays to tell everything again: of holders that lost records, or whose higher life fell silent.

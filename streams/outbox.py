@@ -7,6 +7,7 @@ import structlog
 from aiokafka.errors import MessageSizeTooLargeError
 
 from ops.metrics import STREAM_RESYNCS
+from ops.pauses import Pauses
 from schemas.control import Resync, encode_control
 from schemas.profiles import Holder
 from schemas.topics import CONTROL, DEAD_LETTERS
@@ -17,7 +18,7 @@ log = structlog.get_logger()
 ASK_AGAIN_S = 10.0
 """A relay has this long to answer before it is asked once more."""
 
-_PAUSE_S = 0.5
+_FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 _CUT_BYTES = 500_000  # of a dead letter that Kafka refuses whole
 
@@ -60,7 +61,7 @@ class Outbox:
     async def _send(self, topic: str, key: bytes, value: bytes, headers: dict[str, bytes]) -> bool:
         """Return once Kafka has it, however long that takes; False where it is too large, which no waiting cures."""
         assert self.app is not None  # folders run inside the app only
-        pause_s = _PAUSE_S
+        pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 await (await self.app.send(topic, key=key, value=value, headers=headers))
@@ -69,7 +70,6 @@ class Outbox:
                     log.warning("stream.send_refused", topic=topic, error=str(error))
                     return False
                 log.warning("stream.send_failed", topic=topic, error=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await asyncio.sleep(pauses.next_s())
             else:
                 return True

@@ -14,6 +14,7 @@ from faust.types import TP
 from index.redis_store import RedisStore
 from index.store import REBUILDING, HolderRow
 from ops.kafka_client import client_options
+from ops.pauses import Pauses
 from ops.registry import read_entries
 from ops.settings import Settings, listed
 from schemas.errors import BrokerUnavailable, ConfigError, StaleIndex, StoreUnavailable
@@ -200,11 +201,11 @@ async def _first_of(*bodies: Awaitable[object]) -> None:
 
 async def _until_available(call: Callable[[], Awaitable[Any]]) -> Any:
     """Return what a call returns, however long its service is away."""
-    pause_s = _FIRST_PAUSE_S
+    pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while True:
         try:
             return await call()
         except (StoreUnavailable, BrokerUnavailable) as error:
+            pause_s = pauses.next_s()
             log.warning("stream.service_unavailable", error=str(error), pause_s=pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

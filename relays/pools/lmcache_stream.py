@@ -19,6 +19,7 @@ import grpc.aio
 import structlog
 
 from ops.metrics import RELAY_MESSAGES, RELAY_REJECTS
+from ops.pauses import Pauses
 from relays.engine_events import Decoded
 from relays.lmcache_mp import MAX_BATCH_BYTES, KvBatch, decode_lmcache
 from schemas.errors import ConfigError, FrameError
@@ -115,7 +116,7 @@ class KvEventStream:
 
     async def run(self) -> None:
         """Follow the events until cancelled."""
-        pause_s = 0.0
+        pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             self._heard = False
             try:
@@ -132,8 +133,9 @@ class KvEventStream:
             except StreamEnded as error:
                 reason = str(error)
             self._tell_connection(False, reason)
-            pause_s = _FIRST_PAUSE_S if self._heard else min(max(pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-            await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
+            if self._heard:
+                pauses.reset()
+            await asyncio.sleep(pauses.next_s() * random.uniform(0.8, 1.0))
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         """Subscribe and take what comes; return where the log must be read from its start."""
