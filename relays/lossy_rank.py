@@ -1,13 +1,13 @@
 """One rank whose publisher has no ring, Dynamo's consolidator: what is lost puts it in doubt, and no more."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ops.metrics import RELAY_MESSAGES
 from relays.engine import EngineRank
 from relays.lossy import Belief, Origin
 from relays.sockets import EngineSocket, unframe_published
-from relays.source import RankSource
+from relays.source import Owner, RankSource
 from schemas.errors import FrameError
 from schemas.events import HolderState
 
@@ -18,19 +18,11 @@ class LossyRank(RankSource):
     A gap is no reason to forget everything: the consolidator says a block once, when the first tier has it.
     """
 
-    def __init__(
-        self,
-        engine: EngineRank,
-        socket: EngineSocket,
-        *,
-        next_life: Callable[[], int],
-        on_change: Callable[[], None],
-        unknown_after_s: float,
-    ) -> None:
-        super().__init__(engine, next_life=next_life, on_change=on_change, unknown_after_s=unknown_after_s)
+    def __init__(self, engine: EngineRank, socket: EngineSocket, owner: Owner) -> None:
+        super().__init__(engine, owner)
         self._socket = socket
         self._origin = Origin("0")
-        self._belief = Belief([self._origin], max_age_s=self.profile.max_age_s, unknown_after_s=unknown_after_s)
+        self._belief = Belief([self._origin], max_age_s=self.profile.max_age_s, unknown_after_s=owner.unknown_after_s)
 
     async def run(self) -> None:
         """Receive until cancelled."""

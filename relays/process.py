@@ -70,12 +70,7 @@ class Relay:
         """Return what asks, one source for all ranks; more of them may come with their events."""
 
         def new_rank(number: int) -> PulledRank:
-            rank = PulledRank(
-                self._engine(number),
-                next_life=self._teller.next_life,
-                on_change=self._teller.changed.set,
-                unknown_after_s=self._settings.relay_unknown_after_s,
-            )
+            rank = PulledRank(self._engine(number), self._teller.owner)
             self._add(rank)
             return rank
 
@@ -92,11 +87,9 @@ class Relay:
         relay = RankRelay(
             self._engine(rank.rank),
             EngineSocket(self._context, rank.endpoint, rank.replay_endpoint, self._config.topic),
-            next_life=self._teller.next_life,
-            on_change=self._teller.changed.set,
+            self._teller.owner,
             probe_s=self._settings.relay_probe_s,
             replay_timeout_s=self._settings.relay_replay_timeout_s,
-            unknown_after_s=self._settings.relay_unknown_after_s,
             buffer_messages=self._settings.relay_buffer_messages,
         )
         self._add(relay)
@@ -106,9 +99,7 @@ class Relay:
         relay = LossyRank(
             self._engine(rank.rank),
             EngineSocket(self._context, rank.endpoint, None, self._config.topic),
-            next_life=self._teller.next_life,
-            on_change=self._teller.changed.set,
-            unknown_after_s=self._settings.relay_unknown_after_s,
+            self._teller.owner,
         )
         self._add(relay)
         return relay

@@ -2,13 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ops.metrics import RELAY_MESSAGES, RELAY_REPLAYS
 from relays.engine import EngineRank
 from relays.sequence import Action, Ask, Deliver, NewLife, Sequencer
 from relays.sockets import EngineSocket, unframe_published
-from relays.source import RankSource
+from relays.source import Owner, RankSource
 from schemas.errors import FrameError
 from schemas.events import MAX_NUMBER, HolderState
 
@@ -23,15 +23,13 @@ class RankRelay(RankSource):
         self,
         engine: EngineRank,
         socket: EngineSocket,
+        owner: Owner,
         *,
-        next_life: Callable[[], int],
-        on_change: Callable[[], None],
         probe_s: float,
         replay_timeout_s: float,
-        unknown_after_s: float,
         buffer_messages: int,
     ) -> None:
-        super().__init__(engine, next_life=next_life, on_change=on_change, unknown_after_s=unknown_after_s)
+        super().__init__(engine, owner)
         self._socket = socket
         self._sequencer = Sequencer(buffer_messages, has_ring=socket.has_replay)
         self._probe_s = probe_s

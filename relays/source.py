@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -16,21 +16,20 @@ from schemas.profiles import Holder, Profile
 Mirrored = TypeVar("Mirrored", bound=MirroredHolder)
 
 
+class Owner(NamedTuple):
+    """What the process that owns a source gives it."""
+
+    next_life: Callable[[], int]
+    on_change: Callable[[], None]  # there is something to tell
+    unknown_after_s: float  # a source that is away this long is no longer believed
+
+
 class HolderSource(ABC, Generic[Mirrored]):
     """Speaks for one holder; who owns it publishes what its mirror has to say."""
 
-    def __init__(
-        self,
-        mirrored: Mirrored,
-        *,
-        next_life: Callable[[], int],
-        on_change: Callable[[], None],
-        unknown_after_s: float,
-    ) -> None:
+    def __init__(self, mirrored: Mirrored, owner: Owner) -> None:
         self._mirrored = mirrored
-        self._next_life = next_life
-        self._on_change = on_change
-        self._unknown_after_s = unknown_after_s
+        self._next_life, self._on_change, self._unknown_after_s = owner
         self._label = self.profile.engine
         self._log = structlog.get_logger().bind(holder=str(self.holder), model=self.profile.model)
         self._telling: Iterator[Record] | None = None

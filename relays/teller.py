@@ -14,6 +14,7 @@ from ops.registry import read_entries
 from ops.settings import Settings
 from relays.control import follow_control
 from relays.publisher import Publisher
+from relays.source import Owner
 from schemas.control import Resync
 from schemas.errors import BrokerUnavailable
 from schemas.events import BlockEvent, Heartbeat, Record, encode_record
@@ -81,6 +82,11 @@ class Teller:
     def owed(self) -> int:
         """Records that Kafka has not acknowledged; what more there is to say waits in the mirrors as a difference."""
         return self._publisher.owed
+
+    @property
+    def owner(self) -> Owner:
+        """What this process gives each source whose holder it speaks for."""
+        return Owner(self.next_life, self.changed.set, self._settings.relay_unknown_after_s)
 
     def next_life(self) -> int:
         """Return a life above all that are known: the fold refuses lower ones, and so a second relay's."""

@@ -17,7 +17,7 @@ from ops.metrics import RELAY_MESSAGES, RELAY_POLLS, RELAY_REJECTS
 from ops.pauses import Pauses
 from relays.engine import EngineRank
 from relays.pulled import PulledSequence
-from relays.source import RankSource
+from relays.source import Owner, RankSource
 from relays.trtllm import MAX_DRAIN_BYTES, Drained, split_drain
 from schemas.errors import ConfigError, FrameError
 from schemas.events import HolderState
@@ -36,15 +36,8 @@ class PollFailed(Exception):
 class PulledRank(RankSource):
     """One rank of a server that must be asked: its order, its windows and its mirror."""
 
-    def __init__(
-        self,
-        engine: EngineRank,
-        *,
-        next_life: Callable[[], int],
-        on_change: Callable[[], None],
-        unknown_after_s: float,
-    ) -> None:
-        super().__init__(engine, next_life=next_life, on_change=on_change, unknown_after_s=unknown_after_s)
+    def __init__(self, engine: EngineRank, owner: Owner) -> None:
+        super().__init__(engine, owner)
         self._sequence = PulledSequence(engine.mirror.profile.window_sizes)
         self._lost_s: float | None = None  # since when polls fail
 

@@ -73,9 +73,7 @@ class PoolRelay:
             pool,
             # a server is asked for each model by itself
             [Origin("0")] if config.kind == "lmcache" else self._origins,
-            next_life=self._teller.next_life,
-            on_change=self._teller.changed.set,
-            unknown_after_s=self._unknown_after_s,
+            self._teller.owner,
         )
         self._teller.speakers.append(source)
         return source

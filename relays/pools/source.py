@@ -1,32 +1,24 @@
 """One model's part of a pool in its relay's process: how far it is believed, and what it tells."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ops.metrics import RELAY_REJECTS
 from relays.engine_events import EngineEvent, Reject
 from relays.lossy import Belief, Origin
 from relays.pools.past import Past
 from relays.pools.pool import PoolModel
-from relays.source import HolderSource, log_refused
+from relays.source import HolderSource, Owner, log_refused
 from schemas.events import HolderState, Record
 
 
 class PoolSource(HolderSource[PoolModel]):
     """Speaks for one model's part of a pool."""
 
-    def __init__(
-        self,
-        pool: PoolModel,
-        origins: Sequence[Origin],
-        *,
-        next_life: Callable[[], int],
-        on_change: Callable[[], None],
-        unknown_after_s: float,
-    ) -> None:
-        super().__init__(pool, next_life=next_life, on_change=on_change, unknown_after_s=unknown_after_s)
+    def __init__(self, pool: PoolModel, origins: Sequence[Origin], owner: Owner) -> None:
+        super().__init__(pool, owner)
         self.origins = origins
         self.past: Past | None = None  # while an earlier run's records are read, nothing is told
-        self._belief = Belief(origins, max_age_s=self.profile.max_age_s, unknown_after_s=unknown_after_s)
+        self._belief = Belief(origins, max_age_s=self.profile.max_age_s, unknown_after_s=owner.unknown_after_s)
 
     @property
     def pool(self) -> PoolModel:

@@ -11,6 +11,7 @@ import pytest
 
 from relays import trtllm_poller
 from relays.engine import EngineRank
+from relays.source import Owner
 from relays.trtllm_poller import EventPoller, PulledRank
 from schemas.events import Heartbeat
 from schemas.profiles import Holder
@@ -30,7 +31,7 @@ class Polled:
     def new_rank(self, number: int) -> PulledRank:
         """Return another rank."""
         engine = EngineRank(known(), Holder("r", number), next(self._lives))
-        rank = PulledRank(engine, next_life=lambda: next(self._lives), on_change=lambda: None, unknown_after_s=1000.0)
+        rank = PulledRank(engine, Owner(lambda: next(self._lives), lambda: None, 1000.0))
         self.ranks.append(rank)
         return rank
 

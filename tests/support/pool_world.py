@@ -19,6 +19,7 @@ from relays.lossy import Origin
 from relays.pools.messages import StoreMessages
 from relays.pools.pool import PoolModel
 from relays.pools.source import PoolSource
+from relays.source import Owner
 from schemas.events import Record, decode_record, encode_record
 from schemas.profiles import Holder
 from tests.support.coroutines import immediate
@@ -65,9 +66,7 @@ class PoolWorld:
             self.sources[model] = PoolSource(
                 pool,
                 self.origins,
-                next_life=lambda: next(self._lives),
-                on_change=lambda: None,
-                unknown_after_s=UNKNOWN_AFTER_S,
+                Owner(lambda: next(self._lives), lambda: None, UNKNOWN_AFTER_S),
             )
             self.sources[model].await_past(self.limits.blocks)
         self.messages = StoreMessages(self._kind, POOL, self._settings, self.sources)

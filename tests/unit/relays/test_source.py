@@ -5,6 +5,7 @@ from itertools import count
 from prometheus_client import REGISTRY
 
 from relays.engine import EngineRank
+from relays.source import Owner
 from relays.trtllm_poller import PulledRank
 from schemas.profiles import Holder
 from tests.support.engines import profile, stored, tokens
@@ -20,7 +21,7 @@ def test_each_rank_has_a_count_of_blocks_of_its_own() -> None:
     lives = count(1)
     for number, held in enumerate([3, 5]):
         engine = EngineRank(profile(), Holder("counted", number), next(lives))
-        rank = PulledRank(engine, next_life=lambda: next(lives), on_change=lambda: None, unknown_after_s=30.0)
+        rank = PulledRank(engine, Owner(lambda: next(lives), lambda: None, 30.0))
         engine.mirror.apply([stored(range(held), tokens(held))])
         while rank.next_record() is not None:
             pass
