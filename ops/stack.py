@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +30,15 @@ _READY_S = 60.0
 
 class NotReady(Unavailable):
     """A part of the stack that did not come up; the message names its log."""
+
+
+async def is_ready(router_url: str) -> bool:
+    """Return whether a router answers for all of its models."""
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(f"{router_url}/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
 
 
 class Stack:
@@ -100,15 +110,7 @@ class Stack:
         (port,) = free_ports(1)
         self.router_url = f"http://{LOOPBACK}:{port}"
         part = self.start(name, ["router"], {"ROUTER_PORT": str(port)})
-
-        async def ready() -> bool:
-            async with httpx.AsyncClient() as client:
-                try:
-                    return (await client.get(f"{self.router_url}/readyz")).status_code == 200
-                except httpx.TransportError:
-                    return False
-
-        failure = await part.ready(ready, _READY_S)
+        failure = await part.ready(partial(is_ready, self.router_url), _READY_S)
         if failure is not None:
             raise NotReady(f"{name} {failure}; its log: {self.log_of(name)}")
         return part

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import msgspec
 import pybase64
 
@@ -16,6 +16,7 @@ from ops.bench.ingest import end_of, start_part
 from ops.bench.traffic import UNIT, holder, tokens_of
 from ops.bench.workload import Query, Workload
 from ops.embedded.processes import LOOPBACK, free_ports
+from ops.stack import is_ready
 
 _READY_S = 60.0
 _STOP_S = 15.0
@@ -54,15 +55,8 @@ async def measure(
     log = folder / "router.log"
     router = start_part("router", workload.model, brokers, redis_url, log, options)
 
-    async def ready() -> bool:
-        async with httpx.AsyncClient() as client:
-            try:
-                return (await client.get(f"http://{LOOPBACK}:{port}/readyz")).status_code == 200
-            except httpx.TransportError:
-                return False
-
     try:
-        failure = await router.ready(ready, _READY_S)
+        failure = await router.ready(partial(is_ready, f"http://{LOOPBACK}:{port}"), _READY_S)
         if failure is not None:
             raise RuntimeError(f"the router {failure}: {end_of(log)}")
         requests = [post("/v1/price", _question(workload.model, query)) for query in asked]
